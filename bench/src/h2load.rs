@@ -12,7 +12,7 @@ use crate::pki::{CIPHER, SERVER_NAME};
 use crate::process;
 
 /// The time that h2load may take beyond its duration.
-const SLACK: Duration = Duration::from_secs(20);
+const EXIT_MARGIN: Duration = Duration::from_secs(20);
 
 /// The maximum number of requests in flight. Their bytes may fall outside of the measured
 /// time, at either end of it.
@@ -89,11 +89,11 @@ impl Load {
             .arg(format!("--connect-to=127.0.0.1:{port}"))
             .args((self.token.iter()).map(|it| format!("--header=authorization: Bearer {it}")))
             .arg(format!("https://{SERVER_NAME}:{port}{}", self.path));
-        let limit = Duration::from_secs(seconds.into()) + SLACK;
+        let limit = Duration::from_secs(seconds.into()) + EXIT_MARGIN;
         let text = process::output_of(&mut command, limit).await?;
         Summary::parse(&text)
             .and_then(|summary| summary.check(protocol, self.size))
-            .map_err(|error| anyhow!("{error:#}; h2load said:\n{}", end_of(&text)))
+            .map_err(|error| anyhow!("{error:#}; output of h2load:\n{}", end_of(&text)))
     }
 }
 

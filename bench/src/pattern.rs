@@ -13,7 +13,7 @@ pub(crate) const MESSAGE_BYTES: usize = 32 * 1024;
 
 /// A prime, so that a lost or duplicated part of any usual size is detected; and so small
 /// that the comparison costs almost nothing.
-const PERIOD: usize = 65_537;
+const PATTERN_PERIOD_BYTES: usize = 65_537;
 
 /// Noise, long enough for a message to start anywhere in the period.
 static NOISE: LazyLock<Bytes> = LazyLock::new(|| {
@@ -22,12 +22,12 @@ static NOISE: LazyLock<Bytes> = LazyLock::new(|| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         state.to_be_bytes()[0]
     };
-    let period: Vec<u8> = (0..PERIOD).map(next).collect();
+    let period: Vec<u8> = (0..PATTERN_PERIOD_BYTES).map(next).collect();
     period
         .iter()
         .copied()
         .cycle()
-        .take(PERIOD + MESSAGE_BYTES)
+        .take(PATTERN_PERIOD_BYTES + MESSAGE_BYTES)
         .collect()
 });
 
@@ -65,7 +65,7 @@ impl Pattern {
     }
 
     fn at(&self) -> usize {
-        usize::try_from(self.passed % PERIOD as u64).unwrap_or_default()
+        usize::try_from(self.passed % PATTERN_PERIOD_BYTES as u64).unwrap_or_default()
     }
 }
 

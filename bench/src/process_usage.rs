@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// Linux reports times to user space in hundredths of a second (`USER_HZ`) on every
 /// supported architecture, independent of the kernel's own tick.
-const TICK: Duration = Duration::from_millis(10);
+const CPU_TIME_TICK: Duration = Duration::from_millis(10);
 
 /// User and system time so far of every process in the group of `leader`.
 pub(crate) fn cpu_of_group(leader: u32) -> Result<Duration> {
@@ -23,13 +23,13 @@ pub(crate) fn cpu_of_group(leader: u32) -> Result<Duration> {
             ticks += stat.ticks;
         }
     }
-    Ok(TICK * ticks)
+    Ok(CPU_TIME_TICK * ticks)
 }
 
 /// User and system time so far of one process, all its threads together.
 pub(crate) fn cpu(pid: u32) -> Result<Duration> {
     let stat = stat(pid).with_context(|| format!("process {pid} has ended"))?;
-    Ok(TICK * stat.ticks)
+    Ok(CPU_TIME_TICK * stat.ticks)
 }
 
 /// Whether `pid` still runs; a zombie does not.

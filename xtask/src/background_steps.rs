@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Instant;
 
-use crate::step::{self, Failed, FinishedStep, Steps};
+use crate::step::{self, FinishedStep, StepError, Steps};
 
 /// A step whose output is shown when it has finished.
 pub(crate) struct BackgroundStep {
@@ -17,8 +17,8 @@ pub(crate) struct BackgroundStep {
 pub(crate) fn run(
     steps: &mut Steps,
     background: Vec<BackgroundStep>,
-    foreground: impl FnOnce(&mut Steps) -> Result<(), Failed>,
-) -> Result<(), Failed> {
+    foreground: impl FnOnce(&mut Steps) -> Result<(), StepError>,
+) -> Result<(), StepError> {
     let (foreground, background) = thread::scope(|scope| {
         let worker = scope.spawn(|| {
             background
@@ -30,7 +30,7 @@ pub(crate) fn run(
         (foreground, worker.join())
     });
     let Ok(background) = background else {
-        return Err(Failed("a background step panicked".to_owned()));
+        return Err(StepError("a background step panicked".to_owned()));
     };
     let background = background
         .into_iter()
@@ -51,7 +51,7 @@ impl BackgroundStep {
                 (String::from_utf8_lossy(&output).into_owned(), outcome)
             }
             Err(error) => {
-                let why = Failed(format!("`{line}` did not start: {error}"));
+                let why = StepError(format!("`{line}` did not start: {error}"));
                 (String::new(), Err(why))
             }
         };
@@ -102,13 +102,13 @@ mod tests {
             ("exit 3", Err("foreground"), Some("foreground")),
         ];
         for (script, foreground, expected) in rows {
-            let foreground = foreground.map_err(|why| Failed(why.to_owned()));
+            let foreground = foreground.map_err(|why| StepError(why.to_owned()));
             let outcome = run(
                 &mut Steps::default(),
                 vec![background("it", script)],
                 |_| foreground,
             );
-            let why = outcome.err().map(|Failed(why)| why);
+            let why = outcome.err().map(|StepError(why)| why);
             match expected {
                 None => assert_eq!(why, None, "{script}"),
                 Some(expected) => assert!(why.expect("a failure").contains(expected), "{script}"),

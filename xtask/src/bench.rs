@@ -1,27 +1,27 @@
 //! `cargo xtask bench`: measurements in release mode.
 
-use crate::debian_packages::{self, Need};
+use crate::debian_packages::{self, RequiredProgram};
 use crate::e2e;
-use crate::step::{self, Failed, cargo};
+use crate::step::{self, StepError, cargo};
 
 /// The proxies that the bridge is compared with, and the load generator.
-const COMPARED_PROXIES: &[Need] = &[
-    Need {
+const COMPARED_PROXIES: &[RequiredProgram] = &[
+    RequiredProgram {
         program: "haproxy",
         packages: &["haproxy"],
     },
-    Need {
+    RequiredProgram {
         program: "nginx",
         packages: &["nginx-light"],
     },
-    Need {
+    RequiredProgram {
         program: "h2load",
         packages: &["nghttp2-client"],
     },
 ];
 
 /// A static backend, and the load generator.
-const BACKEND: &[Need] = &[COMPARED_PROXIES[1], COMPARED_PROXIES[2]];
+const BACKEND: &[RequiredProgram] = &[COMPARED_PROXIES[1], COMPARED_PROXIES[2]];
 
 const PASS_THROUGH: &str = "pass-through";
 const REROUTE: &str = "reroute";
@@ -38,7 +38,7 @@ pub(crate) const NAMES: &[&str] = &[
     ON_KUBERNETES[2],
 ];
 
-pub(crate) fn run(name: &str, arguments: &[&str]) -> Result<(), Failed> {
+pub(crate) fn run(name: &str, arguments: &[&str]) -> Result<(), StepError> {
     match name {
         PASS_THROUGH => debian_packages::ensure(COMPARED_PROXIES)?,
         REROUTE => debian_packages::ensure(BACKEND)?,

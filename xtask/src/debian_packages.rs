@@ -5,21 +5,21 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 
-use crate::step::{self, Failed};
+use crate::step::{self, StepError};
 
 /// Debian packages run this before they start a service; exit code 101 forbids it.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// A program and the Debian packages that contain it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Need {
+pub(crate) struct RequiredProgram {
     pub(crate) program: &'static str,
     pub(crate) packages: &'static [&'static str],
 }
 
 /// Makes sure that the programs exist. On Debian, as root, missing ones are installed;
 /// elsewhere the error names them.
-pub(crate) fn ensure(needs: &[Need]) -> Result<(), Failed> {
+pub(crate) fn ensure(needs: &[RequiredProgram]) -> Result<(), StepError> {
     let missing = missing(needs);
     if missing.is_empty() {
         return Ok(());
@@ -30,27 +30,27 @@ pub(crate) fn ensure(needs: &[Need]) -> Result<(), Failed> {
     install(&programs.join(", "), &packages)?;
     match self::missing(needs).as_slice() {
         [] => Ok(()),
-        [need, ..] => Err(Failed(format!(
+        [need, ..] => Err(StepError(format!(
             "{} is still missing after the installation",
             need.program
         ))),
     }
 }
 
-fn missing(needs: &[Need]) -> Vec<Need> {
+fn missing(needs: &[RequiredProgram]) -> Vec<RequiredProgram> {
     let missing = needs.iter().filter(|need| !step::exists(need.program));
     missing.copied().collect()
 }
 
 /// Installs packages on Debian, as root.
-pub(crate) fn install(missing: &str, packages: &[&str]) -> Result<(), Failed> {
+pub(crate) fn install(missing: &str, packages: &[&str]) -> Result<(), StepError> {
     if !(Path::new("/etc/debian_version").exists() && is_root()) {
-        return Err(Failed(format!(
+        return Err(StepError(format!(
             "missing: {missing}; install it first (Debian packages: {})",
             packages.join(" ")
         )));
     }
-    let _no_services = NoServices::enter()?;
+    let _no_services = ServiceStartBlocker::enter()?;
     step::run(Command::new("apt-get").arg("update"))?;
     step::run(
         Command::new("apt-get")
@@ -67,12 +67,12 @@ fn is_root() -> bool {
 
 /// Prevents packages from starting their services until it is dropped. A policy that exists
 /// already is not changed.
-struct NoServices {
+struct ServiceStartBlocker {
     ours: bool,
 }
 
-impl NoServices {
-    fn enter() -> Result<Self, Failed> {
+impl ServiceStartBlocker {
+    fn enter() -> Result<Self, StepError> {
         if Path::new(POLICY).exists() {
             return Ok(Self { ours: false });
         }
@@ -84,11 +84,11 @@ impl NoServices {
         let policy = Self { ours: file.is_ok() };
         file.and_then(|mut file| std::io::Write::write_all(&mut file, b"#!/bin/sh\nexit 101\n"))
             .map(|()| policy)
-            .map_err(|error| Failed(format!("cannot write {POLICY}: {error}")))
+            .map_err(|error| StepError(format!("cannot write {POLICY}: {error}")))
     }
 }
 
-impl Drop for NoServices {
+impl Drop for ServiceStartBlocker {
     fn drop(&mut self) {
         if self.ours {
             let _ = fs::remove_file(POLICY);

@@ -4,14 +4,14 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::step::{self, Failed, cargo};
+use crate::step::{self, StepError, cargo};
 
 /// What makes a build the production build: without the playground.
 const PRODUCTION: &str = "--no-default-features";
 
 /// Builds the program that runs in front of a control plane, as `target/dist/skewbridge`.
 /// `target/release/skewbridge` is whatever was built last, which may have the playground.
-pub(crate) fn run() -> Result<(), Failed> {
+pub(crate) fn run() -> Result<(), StepError> {
     step::run(&mut cargo(&format!(
         "build --release --locked --package skewbridge {PRODUCTION}"
     )))?;
@@ -19,7 +19,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     let (built, program) = (target.join("release/skewbridge"), "dist/skewbridge");
     let copied = fs::create_dir_all(target.join("dist"))
         .and_then(|()| fs::copy(built, target.join(program)));
-    copied.map_err(|error| Failed(format!("target/{program}: {error}")))?;
+    copied.map_err(|error| StepError(format!("target/{program}: {error}")))?;
     println!("The program is target/{program}.");
     Ok(())
 }
@@ -27,7 +27,7 @@ pub(crate) fn run() -> Result<(), Failed> {
 /// Tests that the production build has no playground in it. Only the program itself is built
 /// again, in the profile of the other tests: with the whole workspace chosen, cargo unifies the
 /// features of the dependencies as it does for the other tests.
-pub(crate) fn test() -> Result<(), Failed> {
+pub(crate) fn test() -> Result<(), StepError> {
     step::run(&mut cargo(&format!(
         "test --workspace --locked {PRODUCTION} --test production_build"
     )))

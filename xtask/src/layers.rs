@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use crate::step::Failed;
+use crate::step::StepError;
 use cycles::Cycle;
 use scan::SourceLine;
 
@@ -25,10 +25,10 @@ pub(crate) type Edges = BTreeMap<String, BTreeMap<String, SourceLine>>;
 const MODULES_IN_CYCLES: &[(&str, usize)] = &[];
 
 /// Prints the layers of every crate, and fails on a cycle.
-pub(crate) fn run() -> Result<(), Failed> {
+pub(crate) fn run() -> Result<(), StepError> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
-        .ok_or_else(|| Failed("xtask has no parent directory".to_owned()))?;
+        .ok_or_else(|| StepError("xtask has no parent directory".to_owned()))?;
     let mut wrong = Vec::new();
     for directory in crates(root)? {
         let name = directory
@@ -44,12 +44,12 @@ pub(crate) fn run() -> Result<(), Failed> {
     if wrong.is_empty() {
         return Ok(());
     }
-    Err(Failed(wrong.join("; ")))
+    Err(StepError(wrong.join("; ")))
 }
 
 /// The packages of the workspace that have modules.
-fn crates(root: &Path) -> Result<Vec<PathBuf>, Failed> {
-    let unreadable = |error| Failed(format!("{}: {error}", root.join("crates").display()));
+fn crates(root: &Path) -> Result<Vec<PathBuf>, StepError> {
+    let unreadable = |error| StepError(format!("{}: {error}", root.join("crates").display()));
     let mut found: Vec<_> = std::fs::read_dir(root.join("crates"))
         .map_err(unreadable)?
         .map(|entry| entry.map(|entry| entry.path()))

@@ -12,7 +12,7 @@ mod test;
 
 use std::process::ExitCode;
 
-use e2e::Extent;
+use e2e::SuiteSelection;
 
 const HELP: &str = "\
 The project's own commands.
@@ -46,8 +46,8 @@ fn main() -> ExitCode {
             Ok(())
         }
         ["test"] => test::run(),
-        ["e2e", "--all", filter @ ..] => e2e::run(Extent::All, filter),
-        ["e2e", filter @ ..] => e2e::run(Extent::Default, filter),
+        ["e2e", "--all", filter @ ..] => e2e::run(SuiteSelection::All, filter),
+        ["e2e", filter @ ..] => e2e::run(SuiteSelection::Default, filter),
         ["dist"] => dist::run(),
         ["layers"] => layers::run(),
         ["advisories"] => advisories::run(),
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(step::Failed(why)) => {
+        Err(step::StepError(why)) => {
             eprintln!("\nxtask: {why}");
             ExitCode::FAILURE
         }

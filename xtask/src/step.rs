@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Why a command stops: one line for the reader.
 #[derive(Debug)]
-pub(crate) struct Failed(pub(crate) String);
+pub(crate) struct StepError(pub(crate) String);
 
 /// The times of all steps, for the closing summary.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ pub(crate) struct FinishedStep {
     pub(crate) name: &'static str,
     pub(crate) elapsed: Duration,
     pub(crate) output: String,
-    pub(crate) outcome: Result<(), Failed>,
+    pub(crate) outcome: Result<(), StepError>,
 }
 
 impl Steps {
@@ -26,8 +26,8 @@ impl Steps {
     pub(crate) fn run(
         &mut self,
         name: &'static str,
-        step: impl FnOnce() -> Result<(), Failed>,
-    ) -> Result<(), Failed> {
+        step: impl FnOnce() -> Result<(), StepError>,
+    ) -> Result<(), StepError> {
         println!("\n==> {name}");
         let start = Instant::now();
         let outcome = step();
@@ -35,7 +35,7 @@ impl Steps {
     }
 
     /// Shows the output and the outcome of a step that ran in the background.
-    pub(crate) fn finished(&mut self, step: FinishedStep) -> Result<(), Failed> {
+    pub(crate) fn finished(&mut self, step: FinishedStep) -> Result<(), StepError> {
         let FinishedStep {
             name,
             elapsed,
@@ -50,11 +50,13 @@ impl Steps {
         &mut self,
         name: &'static str,
         elapsed: Duration,
-        outcome: Result<(), Failed>,
-    ) -> Result<(), Failed> {
+        outcome: Result<(), StepError>,
+    ) -> Result<(), StepError> {
         let seconds = elapsed.as_secs_f64();
-        if let Err(Failed(why)) = outcome {
-            return Err(Failed(format!("{name} failed after {seconds:.1} s: {why}")));
+        if let Err(StepError(why)) = outcome {
+            return Err(StepError(format!(
+                "{name} failed after {seconds:.1} s: {why}"
+            )));
         }
         println!("<== {name}: passed in {seconds:.1} s");
         self.done.push((name, elapsed));
@@ -71,21 +73,21 @@ impl Steps {
 }
 
 /// Runs a program with its output shown; anything but success is a failure.
-pub(crate) fn run(command: &mut Command) -> Result<(), Failed> {
+pub(crate) fn run(command: &mut Command) -> Result<(), StepError> {
     let line = describe(command);
     println!("$ {line}");
     match command.status() {
         Ok(status) => check_status(&line, status),
-        Err(error) => Err(Failed(format!("`{line}` did not start: {error}"))),
+        Err(error) => Err(StepError(format!("`{line}` did not start: {error}"))),
     }
 }
 
 /// Turns any exit status but success into a failure of this command line.
-pub(crate) fn check_status(line: &str, status: ExitStatus) -> Result<(), Failed> {
+pub(crate) fn check_status(line: &str, status: ExitStatus) -> Result<(), StepError> {
     if status.success() {
         return Ok(());
     }
-    Err(Failed(format!("`{line}` ended with {status}")))
+    Err(StepError(format!("`{line}` ended with {status}")))
 }
 
 /// Whether a program starts and succeeds. Its output is discarded.

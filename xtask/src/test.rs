@@ -1,17 +1,17 @@
 //! `cargo xtask test`: everything a change has to pass.
 
 use crate::background_steps::BackgroundStep;
-use crate::debian_packages::{self, Need};
+use crate::debian_packages::{self, RequiredProgram};
 use crate::dist;
-use crate::e2e::{self, Extent};
+use crate::e2e::{self, SuiteSelection};
 use crate::layers;
-use crate::step::{self, Failed, Steps, cargo};
+use crate::step::{self, StepError, Steps, cargo};
 
 /// The version that the project is checked with. Other versions may have other rules.
 const CARGO_DENY: &str = "0.20.2";
 
 /// The crypto library is C code with a build script of its own.
-const C_COMPILER: Need = Need {
+const C_COMPILER: RequiredProgram = RequiredProgram {
     program: "cc",
     packages: &["gcc", "libc6-dev", "make"],
 };
@@ -20,18 +20,18 @@ const C_COMPILER: Need = Need {
 const TESTS_AT_A_TIME: &str = "8";
 
 /// PKCS#11 tokens, and the tool that creates keys in them, for the tests of `skewbridge agent`.
-const PKCS11_TOOLS: [Need; 2] = [
-    Need {
+const PKCS11_TOOLS: [RequiredProgram; 2] = [
+    RequiredProgram {
         program: "softhsm2-util",
         packages: &["softhsm2"],
     },
-    Need {
+    RequiredProgram {
         program: "pkcs11-tool",
         packages: &["opensc"],
     },
 ];
 
-pub(crate) fn run() -> Result<(), Failed> {
+pub(crate) fn run() -> Result<(), StepError> {
     let mut steps = Steps::default();
     let [softhsm, opensc] = PKCS11_TOOLS;
     steps.run("system packages", || {
@@ -45,7 +45,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     match RealKubernetes::of(step::exists("go"), &ci) {
         RealKubernetes::Required => {
             steps.run("licences, bans and sources", dependencies)?;
-            e2e::steps(&mut steps, Extent::Default, &[], background_steps())?;
+            e2e::steps(&mut steps, SuiteSelection::Default, &[], background_steps())?;
         }
         RealKubernetes::Skipped => {
             for BackgroundStep { name, mut command } in background_steps() {
@@ -80,7 +80,7 @@ impl RealKubernetes {
 
 /// Without a target selection, cargo runs unit tests, integration tests and the doc tests of
 /// the libraries.
-fn tests() -> Result<(), Failed> {
+fn tests() -> Result<(), StepError> {
     step::run(cargo("test --workspace --locked").env("RUST_TEST_THREADS", TESTS_AT_A_TIME))
 }
 
@@ -110,13 +110,13 @@ fn background_steps() -> Vec<BackgroundStep> {
     ]
 }
 
-fn dependencies() -> Result<(), Failed> {
+fn dependencies() -> Result<(), StepError> {
     ensure_cargo_deny()?;
     step::run(&mut cargo("deny --locked check licenses bans sources"))
 }
 
 /// Installs cargo-deny where it is missing.
-pub(crate) fn ensure_cargo_deny() -> Result<(), Failed> {
+pub(crate) fn ensure_cargo_deny() -> Result<(), StepError> {
     if step::succeeds(&mut cargo("deny --version")) {
         return Ok(());
     }

@@ -42,8 +42,8 @@ mod tests {
         all_by_websocket(&websocket).unwrap();
         all_by_websocket(&format!("{websocket}\n{{\"verb\":\"cr")).unwrap();
         let mixed = format!("{websocket}\n{}\n", event("create", "exec"));
-        let told = all_by_websocket(&mixed).unwrap_err().to_string();
-        assert!(told.starts_with(r#""kubectl/v1" has"#), "{told}");
+        let error = all_by_websocket(&mixed).unwrap_err().to_string();
+        assert!(error.starts_with(r#""kubectl/v1" has"#), "{error}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::pattern::Pattern;
 const FILES_PER_DIRECTORY: u32 = 100;
 /// File sizes are below this, and vary: a prime step yields most of them.
 const MAX_FILE_BYTES: u64 = 4096;
-const SIZE_STEP: u64 = 2027;
+const FILE_SIZE_STEP_BYTES: u64 = 2027;
 
 /// Writes so many files, a hundred in each directory.
 pub(super) fn write(root: &Path, files: u32) -> Result<()> {
@@ -22,7 +22,7 @@ pub(super) fn write(root: &Path, files: u32) -> Result<()> {
         if number % FILES_PER_DIRECTORY == 0 {
             fs::create_dir_all(&directory)?;
         }
-        let bytes = u64::from(number) * SIZE_STEP % MAX_FILE_BYTES;
+        let bytes = u64::from(number) * FILE_SIZE_STEP_BYTES % MAX_FILE_BYTES;
         let contents = Pattern::default().next(bytes).unwrap_or_default();
         fs::write(directory.join(format!("f{number}")), contents)?;
     }

@@ -76,12 +76,12 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
 
 /// The target of a command.
 #[derive(Debug)]
-enum Named {
-    Here(Reference),
+enum ExecTarget {
+    Reference(Reference),
     InFile(Manifest),
 }
 
-impl Named {
+impl ExecTarget {
     /// From the command line, with kubectl's message if it is invalid.
     fn parse(flags: &Flags) -> Result<Self, Failure> {
         let is_named_twice = flags.target.is_some() && !flags.filename.is_empty();
@@ -107,18 +107,18 @@ impl Named {
             Some(_) if is_named_twice => Err(Failure::new(
                 "resource/name arguments cannot be provided when a path is specified",
             )),
-            Some(target) => Ok(Self::Here(Reference::parse(target)?)),
+            Some(target) => Ok(Self::Reference(Reference::parse(target)?)),
         }
     }
 }
 
 async fn execute(flags: &Flags) -> Result<(), Failure> {
     let max_wait = pod_running_timeout(&flags.pod_running_timeout)?;
-    let named = Named::parse(flags)?;
+    let named = ExecTarget::parse(flags)?;
     let access = flags.cluster.access().await?;
     let (reference, namespace) = match named {
-        Named::Here(reference) => (reference, access.namespace),
-        Named::InFile(manifest) => {
+        ExecTarget::Reference(reference) => (reference, access.namespace),
+        ExecTarget::InFile(manifest) => {
             let namespace = manifest.namespace(flags.cluster.namespace(), &access.namespace)?;
             (manifest.reference, namespace)
         }

@@ -36,7 +36,7 @@ enum WatchMessage {
     Created,
     Changes {
         events: Vec<Event>,
-        /// All changes up to this revision were reported, if the message says so.
+        /// All changes up to this revision were reported, if the message states it.
         last_revision: Option<Revision>,
     },
 }

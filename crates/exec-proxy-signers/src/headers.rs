@@ -328,8 +328,8 @@ mod tests {
             let headers = headers.clone();
             async move { badge(&headers).await }
         });
-        let told = tokio::task::spawn_blocking(move || std::fs::write(go_on, "7\n"));
-        tokio::time::timeout(TEST_TIMEOUT, told)
+        let writer = tokio::task::spawn_blocking(move || std::fs::write(go_on, "7\n"));
+        tokio::time::timeout(TEST_TIMEOUT, writer)
             .await
             .unwrap()
             .unwrap()

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tokio::sync::oneshot;
 
 use crate::Error;
-use crate::file_identity::is_same_file;
+use crate::same_file::is_same_file;
 
 /// Waits for the release of a client's lock.
 #[derive(Debug)]

@@ -266,7 +266,7 @@ impl Instance {
             () = server.ended() => ShutdownReason::Signal,
             () = credentials => ShutdownReason::Signal,
             reason = shutdown.requested() => reason,
-            () = self.forwarder.activity().idle(idle_timeout) => ShutdownReason::Idle(idle_timeout),
+            () = self.forwarder.activity().wait_until_idle(idle_timeout) => ShutdownReason::Idle(idle_timeout),
         };
         lock(&self.address).remove();
         server.stop(ABORT_TIMEOUT).await;

@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use zeroize::Zeroizing;
 
-use crate::file_identity::is_same_file;
 use crate::forward::{Activity, is_same_user};
+use crate::same_file::is_same_file;
 use crate::{Error, socket, stdio};
 
 /// The line that an instance prints when it accepts requests.
@@ -33,7 +33,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_RESPONSE_BYTES: u64 = 256 * 1024;
 
 /// More than most credentials need: a buffer that grows leaves copies of secrets behind.
-const RESPONSE_CAPACITY: usize = 32 * 1024;
+const RESPONSE_CAPACITY_BYTES: usize = 32 * 1024;
 
 /// The longest request: an API version.
 const MAX_REQUEST_BYTES: usize = 64;
@@ -164,7 +164,7 @@ impl InstancePath {
         if !is_same_user(&stream) {
             return Err(self.failed("it belongs to another user"));
         }
-        let mut response = Zeroizing::new(Vec::with_capacity(RESPONSE_CAPACITY));
+        let mut response = Zeroizing::new(Vec::with_capacity(RESPONSE_CAPACITY_BYTES));
         let request = async {
             stream.write_all(version.as_str().as_bytes()).await?;
             stream.shutdown().await?;
@@ -384,7 +384,7 @@ mod tests {
             stream.read_to_end(&mut response).await.unwrap();
             assert_eq!(!response.is_empty(), is_answered, "{request}");
         }
-        activity.idle(Duration::from_mins(1)).await;
+        activity.wait_until_idle(Duration::from_mins(1)).await;
         assert_eq!(start.elapsed().as_secs(), 100);
     }
 

@@ -68,7 +68,7 @@ impl Release {
     }
 
     /// Whether it serves a version of `apidiscovery.k8s.io`.
-    pub fn understands(self, schema: Schema) -> bool {
+    pub fn serves_discovery_schema(self, schema: Schema) -> bool {
         // Servers with v2 no longer serve v2beta1.
         (schema == Schema::V2Beta1) == (self == Self::V1_28)
     }
@@ -118,10 +118,12 @@ impl Catalogue {
 
     /// The document at `/api` or `/apis`, in a version that the server supports.
     pub fn document(&self, root: Root, schema: Schema) -> Option<Document> {
-        self.release.understands(schema).then(|| Document {
-            schema,
-            ..self.root(root).clone()
-        })
+        self.release
+            .serves_discovery_schema(schema)
+            .then(|| Document {
+                schema,
+                ..self.root(root).clone()
+            })
     }
 
     /// The `ETag` of a document, computed as by kube-apiserver: without the kind, so the same in

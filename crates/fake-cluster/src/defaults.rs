@@ -23,7 +23,7 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
             set_default(spec, "preemptionPolicy", json!("PreemptLowerPriority"));
             set_default(spec, "priority", json!(0));
             set_default(spec, "tolerations", json!([]));
-            tolerate(spec);
+            add_default_tolerations(spec);
         }
         ("", "services") => service(spec),
         ("", "secrets") => secret(&mut value),
@@ -99,7 +99,7 @@ fn autoscaler(value: &mut Value) {
 }
 
 /// The default tolerations: a pod stays for five minutes on an unhealthy node.
-fn tolerate(spec: &mut Value) {
+fn add_default_tolerations(spec: &mut Value) {
     let Some(tolerations) = spec.get_mut("tolerations").and_then(Value::as_array_mut) else {
         return;
     };

@@ -39,7 +39,7 @@ use skewbridge_gateway::authn::{ClientCertState, TrustConfig};
 use skewbridge_gateway::config::TlsVersion;
 use skewbridge_gateway::tls::files::{CaBundle, KeyPair};
 use skewbridge_gateway::tls::server_config;
-use skewbridge_http_engine::drain::{Drain, DrainTrigger, announcement};
+use skewbridge_http_engine::drain::{Drain, DrainTrigger, drain_channel};
 use skewbridge_http_engine::server::ClientTimeouts;
 use skewbridge_http_engine::server::h2::H2Limits;
 use skewbridge_http_engine::server::{ClientIo, h1, h2};
@@ -176,7 +176,7 @@ pub struct ApiServer;
 pub struct RunningServer {
     release: Release,
     address: SocketAddr,
-    keeper: LeaseHeartbeat,
+    lease_heartbeat: LeaseHeartbeat,
     leave: DrainTrigger,
     /// Aborts all connections.
     abort: oneshot::Sender<()>,
@@ -212,10 +212,10 @@ impl ApiServer {
         let front_proxies = Some((&front_proxy_ca, front_proxy_names.as_slice()));
         let trust = TrustConfig::new(Some(&client_ca), front_proxies, IdentityHeaders::default())
             .map_err(|error| StartError::ClientCa(error.to_string()))?;
-        let (leave, drain) = announcement();
+        let (leave, drain) = drain_channel();
         let catalogue = Catalogue::new(release)?;
-        let keeper = LeaseHeartbeat::new(store.clone(), release, &hostname);
-        if let Err(status) = keeper.renew() {
+        let lease_heartbeat = LeaseHeartbeat::new(store.clone(), release, &hostname);
+        if let Err(status) = lease_heartbeat.renew() {
             tracing::warn!(problem = %status.message, "the Lease of a server could not be made");
         }
         let server = Arc::new(Server {
@@ -233,12 +233,12 @@ impl ApiServer {
         let tls = TlsAcceptor::from(Arc::new(tls));
         serving.spawn(serve(listener, tls, server, aborted));
         let mut background = JoinSet::new();
-        background.spawn(keeper.clone().run());
+        background.spawn(lease_heartbeat.clone().run());
         background.spawn(controllers::run(store));
         Ok(RunningServer {
             release,
             address,
-            keeper,
+            lease_heartbeat,
             leave,
             abort,
             serving,
@@ -260,16 +260,16 @@ impl RunningServer {
 
     /// Its identity, which is the name of its Lease.
     pub fn identity(&self) -> &str {
-        self.keeper.identity().as_str()
+        self.lease_heartbeat.identity().as_str()
     }
 
     /// Stops gracefully, like a server that gets SIGTERM: requests in flight are answered,
     /// watches end between two events, and from 1.35 on the Lease is deleted. Streams that still
     /// run after ten seconds (such as exec) are aborted.
     pub async fn stop(mut self) {
-        self.leave.leave();
+        self.leave.mark_not_ready();
         self.background.shutdown().await;
-        self.keeper.release();
+        self.lease_heartbeat.release();
         self.leave.drain(DRAIN_TIMEOUT);
         let _ = timeout(DRAIN_TIMEOUT, self.serving.join_next()).await;
         self.end_connections().await;

@@ -19,7 +19,7 @@ use crate::time::Time;
 
 use event_log::EventLog;
 pub use event_log::{Event, EventKind};
-pub use list::{ListOptions, Listed, VersionMatch};
+pub use list::{ListOptions, ListPage, VersionMatch};
 
 /// Attempts to find an unused generated name: kube-apiserver's limit.
 const MAX_NAME_ATTEMPTS: usize = 8;

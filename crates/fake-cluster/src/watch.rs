@@ -58,7 +58,7 @@ pub enum WatchStart {
     /// With the current objects, and a bookmark (`sendInitialEvents=true`).
     Initial,
     /// With changes from now on (`sendInitialEvents=false`).
-    News,
+    ChangesOnly,
 }
 
 impl Watcher {
@@ -86,8 +86,8 @@ impl Watcher {
             (WatchStart::Initial, _) | (WatchStart::Default, 0) => {
                 return watcher.with_initial_events(store, beginning);
             }
-            (WatchStart::News, 0) => true,
-            (WatchStart::News | WatchStart::Default, _) => false,
+            (WatchStart::ChangesOnly, 0) => true,
+            (WatchStart::ChangesOnly | WatchStart::Default, _) => false,
         };
         if from_now {
             watcher.seen = store.version();

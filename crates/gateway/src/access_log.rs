@@ -13,7 +13,7 @@ use crate::metrics::Metrics;
 
 /// The status code of nginx for a request that ended without a response: the client disconnected,
 /// or the bridge was stopped.
-pub(crate) const CLIENT_LEFT: u16 = 499;
+pub(crate) const STATUS_CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// The id of a request in kube-apiserver's audit log.
 const AUDIT_ID: &str = "audit-id";
@@ -59,7 +59,7 @@ impl AccessLogEntry {
             started: Instant::now(),
             route: "unrouted",
             verb: "unknown",
-            code: CLIENT_LEFT,
+            code: STATUS_CLIENT_CLOSED_REQUEST,
             bytes: 0,
             complete: false,
             line: None,
@@ -143,7 +143,7 @@ impl AccessLogEntry {
 
     /// The client left before there was a response.
     pub(crate) fn client_left(&mut self) {
-        self.code = CLIENT_LEFT;
+        self.code = STATUS_CLIENT_CLOSED_REQUEST;
     }
 
     pub(crate) fn add_bytes(&mut self, bytes: usize) {

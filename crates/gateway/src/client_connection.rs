@@ -99,7 +99,7 @@ impl ClientConnection {
     /// kube-apiserver has answered a request of this caller. Only kube-apiserver can
     /// verify a bearer token, and it does so before it authorizes. Whether the answer
     /// proves the token.
-    pub(crate) fn note_answer(&self, token: Option<TokenPlace>, status: StatusCode) -> bool {
+    pub(crate) fn note_answer(&self, token: Option<TokenLocation>, status: StatusCode) -> bool {
         let proves = token.is_some_and(|token| proves_token(token, status));
         if proves {
             self.authenticate(Class::Authenticated);
@@ -120,7 +120,7 @@ impl ClientConnection {
 
 /// Where a request that kube-apiserver is to authenticate has its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TokenPlace {
+pub(crate) enum TokenLocation {
     /// In `Authorization`, where kube-apiserver always verifies it.
     Header,
     /// In `Sec-WebSocket-Protocol`, where kube-apiserver looks only if the request is a
@@ -128,7 +128,7 @@ pub(crate) enum TokenPlace {
     Subprotocol,
 }
 
-impl TokenPlace {
+impl TokenLocation {
     /// `None` where no answer proves a token. A CORS preflight is answered before
     /// authentication.
     pub(crate) fn of(caller: &Caller, head: &Parts) -> Option<Self> {
@@ -144,8 +144,8 @@ impl TokenPlace {
 /// Whether kube-apiserver gives this status only to a request whose token it has
 /// verified. 401 is a refusal; 400, 408, 413, 429, 431 and 5xx may be written before
 /// authentication. Only 101 shows that it has looked at a subprotocol.
-fn proves_token(token: TokenPlace, status: StatusCode) -> bool {
-    if token == TokenPlace::Subprotocol {
+fn proves_token(token: TokenLocation, status: StatusCode) -> bool {
+    if token == TokenLocation::Subprotocol {
         return status == StatusCode::SWITCHING_PROTOCOLS;
     }
     status.is_informational()
@@ -176,7 +176,7 @@ mod tests {
         for (status, proves) in [(101, true), (200, false), (403, false), (404, false)] {
             let connection = connection();
             let status = StatusCode::from_u16(status).unwrap();
-            connection.note_answer(Some(TokenPlace::Subprotocol), status);
+            connection.note_answer(Some(TokenLocation::Subprotocol), status);
             assert_eq!(connection.is_authenticated(), proves, "{status}");
         }
         for (status, proves) in [
@@ -195,7 +195,7 @@ mod tests {
         ] {
             let connection = connection();
             let status = StatusCode::from_u16(status).unwrap();
-            connection.note_answer(Some(TokenPlace::Header), status);
+            connection.note_answer(Some(TokenLocation::Header), status);
             assert_eq!(connection.is_authenticated(), proves, "{status}");
         }
     }
@@ -206,7 +206,7 @@ mod tests {
         for caller in [Caller::Anonymous, Caller::Unauthorized] {
             connection.note_caller(&caller);
             let (head, ()) = http::Request::get("/api").body(()).unwrap().into_parts();
-            connection.note_answer(TokenPlace::of(&caller, &head), StatusCode::OK);
+            connection.note_answer(TokenLocation::of(&caller, &head), StatusCode::OK);
         }
         connection.note_caller(&Caller::Bearer);
         assert!(!connection.is_authenticated());
@@ -219,12 +219,12 @@ mod tests {
             .header("authorization", "Bearer t");
         for (method, place) in [
             (Method::OPTIONS, None),
-            (Method::GET, Some(TokenPlace::Header)),
+            (Method::GET, Some(TokenLocation::Header)),
         ] {
             let (mut head, ()) = http::Request::new(()).into_parts();
             head.headers = request.headers_ref().unwrap().clone();
             head.method = method;
-            assert_eq!(TokenPlace::of(&Caller::Bearer, &head), place);
+            assert_eq!(TokenLocation::of(&Caller::Bearer, &head), place);
         }
     }
 
@@ -232,7 +232,7 @@ mod tests {
     fn a_connection_stays_authenticated() {
         let connection = connection();
         connection.note_caller(&Caller::Asserted(User::default()));
-        connection.note_answer(Some(TokenPlace::Header), StatusCode::UNAUTHORIZED);
+        connection.note_answer(Some(TokenLocation::Header), StatusCode::UNAUTHORIZED);
         assert!(connection.is_authenticated());
     }
 }

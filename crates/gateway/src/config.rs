@@ -29,9 +29,9 @@ pub struct Config {
     /// The address for clients.
     pub listen: Listen,
     /// TLS to clients.
-    pub serving: Serving,
+    pub serving: ServingTls,
     /// Authentication of callers.
-    pub callers: Callers,
+    pub callers: AuthenticationConfig,
     /// The kube-apiserver behind this bridge.
     pub upstream: Upstream,
     /// Peering.
@@ -65,7 +65,7 @@ pub struct Listen {
 
 /// TLS to clients.
 #[derive(Debug, Clone)]
-pub struct Serving {
+pub struct ServingTls {
     /// `--tls-cert-file` and `--tls-private-key-file`
     pub key_pair: KeyPairFiles,
     /// `--tls-min-version`
@@ -83,7 +83,7 @@ pub enum TlsVersion {
 
 /// Authentication of callers.
 #[derive(Debug, Clone)]
-pub struct Callers {
+pub struct AuthenticationConfig {
     /// `--client-ca-file`: its certificates are users.
     pub client_ca: Option<PathBuf>,
     /// `--requestheader-client-ca-file`: its certificates are peers and front proxies.

@@ -65,7 +65,7 @@ impl Detail {
 }
 
 /// Not now, but soon: nothing has been done.
-pub(crate) fn later(message: impl Into<String>) -> Status {
+pub(crate) fn retry_later(message: impl Into<String>) -> Status {
     Status::service_unavailable(message, RETRY_AFTER_SECONDS)
 }
 
@@ -87,7 +87,7 @@ mod tests {
         let stranger = ClientConnection::new(([192, 0, 2, 1], 40_000).into());
         let proven = ClientConnection::new(([192, 0, 2, 1], 40_000).into());
         proven.note_answer(
-            Some(crate::client_connection::TokenPlace::Header),
+            Some(crate::client_connection::TokenLocation::Header),
             StatusCode::OK,
         );
         let rows = [
@@ -109,7 +109,7 @@ mod tests {
     fn withheld_details_keep_code_reason_and_retry_after() {
         const SECRET: &str = "cannot connect to 10.0.0.7:6443 of apiserver-b";
         for status in [
-            later(SECRET),
+            retry_later(SECRET),
             Status::unavailable(SECRET),
             Status::bad_gateway(SECRET),
         ] {

@@ -113,9 +113,9 @@ impl Health {
                 let problem =
                     (cluster.missing()).map(|it| format!("not known yet: {}", it.as_str()));
                 let mut note = peers_note(&cluster.peers, &cluster_handle.registry.borrow());
-                if let Some(doubt) = cluster_handle.local.doubt() {
+                if let Some(mismatch_reason) = cluster_handle.local.mismatch_reason() {
                     note.push_str("; but ");
-                    note.push_str(&doubt);
+                    note.push_str(&mismatch_reason);
                 }
                 Check {
                     note: Some(note),
@@ -138,7 +138,7 @@ impl Health {
             });
         }
         let shutting_down =
-            (self.drain.is_leaving()).then(|| "the bridge is shutting down".to_owned());
+            (self.drain.is_not_ready()).then(|| "the bridge is shutting down".to_owned());
         checks.push(Check::new("shutdown", shutting_down));
         checks
     }

@@ -50,7 +50,7 @@ mod streams;
 mod tcp;
 pub mod tls;
 pub mod upstream;
-mod upstream_problem;
+mod upstream_error_hint;
 mod watch_drain;
 
 pub use server::{Error, Handle, run, start};

@@ -31,7 +31,7 @@ use crate::tls::serving_key::{key_digest, rotated};
 use crate::tls::{ca_overlap, client_config, server_config};
 
 use crate::upstream::{Dialer, PeerTarget, Proxy, Role, Target, UpstreamTargets, authority};
-use crate::upstream_problem::UpstreamFlags;
+use crate::upstream_error_hint::UpstreamFlags;
 
 const SIGNATURE_KEYS_FLAG: &str = "--http-signature-keys";
 
@@ -126,15 +126,15 @@ pub enum LoadError {
 /// All watched files.
 pub struct Files {
     config: Config,
-    serving: Watched<KeyPair>,
-    client_ca: Option<Watched<CaBundle>>,
-    request_header_ca: Option<Watched<CaBundle>>,
-    upstream_ca: Watched<CaBundle>,
-    front_proxy: Option<Watched<KeyPair>>,
-    peer_ca: Option<Watched<CaBundle>>,
-    etcd_ca: Option<Watched<CaBundle>>,
-    etcd_pair: Option<Watched<KeyPair>>,
-    signature_keys: Option<Watched<Arc<SignatureKeys>>>,
+    serving: WatchedFiles<KeyPair>,
+    client_ca: Option<WatchedFiles<CaBundle>>,
+    request_header_ca: Option<WatchedFiles<CaBundle>>,
+    upstream_ca: WatchedFiles<CaBundle>,
+    front_proxy: Option<WatchedFiles<KeyPair>>,
+    peer_ca: Option<WatchedFiles<CaBundle>>,
+    etcd_ca: Option<WatchedFiles<CaBundle>>,
+    etcd_pair: Option<WatchedFiles<KeyPair>>,
+    signature_keys: Option<WatchedFiles<Arc<SignatureKeys>>>,
     egress: EgressRoute,
     metrics: Metrics,
     warned_at: Instant,
@@ -154,8 +154,8 @@ struct TlsProxy {
     host: String,
     port: u16,
     server_name: ServerName<'static>,
-    ca: Watched<CaBundle>,
-    pair: Watched<KeyPair>,
+    ca: WatchedFiles<CaBundle>,
+    pair: WatchedFiles<KeyPair>,
 }
 
 impl EgressRoute {
@@ -196,11 +196,11 @@ impl Files {
     pub fn load(config: &Config, metrics: Metrics) -> Result<(Self, LiveConfig), LoadError> {
         let ca = |flag, path: &PathBuf| {
             let path = path.clone();
-            Watched::new(flag, vec![path.clone()], move || load_ca(&path))
+            WatchedFiles::new(flag, vec![path.clone()], move || load_ca(&path))
         };
         let pair = |flag, files: &KeyPairFiles| {
             let files = files.clone();
-            Watched::new(
+            WatchedFiles::new(
                 flag,
                 vec![files.cert.clone(), files.key.clone()],
                 move || files.load(),
@@ -238,7 +238,7 @@ impl Files {
             signature_keys: (callers.signatures.as_ref())
                 .map(|it| {
                     let (path, headers) = (it.keys.clone(), callers.headers.clone());
-                    Watched::new(SIGNATURE_KEYS_FLAG, vec![path.clone()], move || {
+                    WatchedFiles::new(SIGNATURE_KEYS_FLAG, vec![path.clone()], move || {
                         SignatureKeys::load(&path, &headers).map(Arc::new)
                     })
                 })
@@ -483,7 +483,7 @@ impl Files {
     }
 
     fn own_certificates(&self) -> OwnCertificates {
-        let ca = |watched: &Option<Watched<CaBundle>>| {
+        let ca = |watched: &Option<WatchedFiles<CaBundle>>| {
             let watched = watched.as_ref()?;
             Some(CaFile {
                 path: watched.paths.first()?.clone(),
@@ -505,7 +505,7 @@ impl Files {
 
     /// Logs warnings about certificates.
     fn log_warnings(&self) {
-        fn flag_certificate(watched: &Watched<KeyPair>) -> Option<FlagCertificate<'_>> {
+        fn flag_certificate(watched: &WatchedFiles<KeyPair>) -> Option<FlagCertificate<'_>> {
             Some(FlagCertificate {
                 flag: watched.flag,
                 path: watched.paths.first()?,
@@ -563,14 +563,14 @@ impl Files {
     }
 }
 
-fn refresh<T: Reloadable>(watched: &mut Option<Watched<T>>, metrics: &Metrics) -> bool {
+fn refresh<T: Reloadable>(watched: &mut Option<WatchedFiles<T>>, metrics: &Metrics) -> bool {
     watched
         .as_mut()
         .is_some_and(|watched| watched.refresh(metrics))
 }
 
 /// The value of one file, or of two files that belong together.
-struct Watched<T> {
+struct WatchedFiles<T> {
     flag: &'static str,
     paths: Vec<PathBuf>,
     load: Box<dyn Fn() -> Result<T, FileError> + Send>,
@@ -606,7 +606,7 @@ impl Reloadable for Arc<SignatureKeys> {
     }
 }
 
-impl<T: Reloadable> Watched<T> {
+impl<T: Reloadable> WatchedFiles<T> {
     fn new(
         flag: &'static str,
         paths: Vec<PathBuf>,

@@ -22,14 +22,14 @@ pub struct LocalIdentity {
 /// The state of the identity Lease of that name.
 #[derive(Debug, Clone, Default)]
 struct LeaseState {
-    kept_by: KeptBy,
-    doubt: Option<String>,
+    renewed_by: LeaseRenewer,
+    mismatch_reason: Option<String>,
 }
 
 /// The component that renews an identity Lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum KeptBy {
+pub enum LeaseRenewer {
     /// Not observed yet.
     #[default]
     Unknown,
@@ -56,28 +56,28 @@ impl LocalIdentity {
     }
 
     /// The component that renews the Lease of this identity.
-    pub fn kept_by(&self) -> KeptBy {
-        self.lease.load().kept_by
+    pub fn renewed_by(&self) -> LeaseRenewer {
+        self.lease.load().renewed_by
     }
 
     /// Why the identity is probably not that of the local server.
-    pub fn doubt(&self) -> Option<String> {
-        self.lease.load().doubt.clone()
+    pub fn mismatch_reason(&self) -> Option<String> {
+        self.lease.load().mismatch_reason.clone()
     }
 
     /// Sets the component that renews the Lease. If it is the server, the identity is correct.
-    pub(crate) fn set_kept_by(&self, kept_by: KeptBy) {
+    pub(crate) fn set_renewed_by(&self, renewed_by: LeaseRenewer) {
         self.update(|lease| {
-            lease.kept_by = kept_by;
-            if kept_by == KeptBy::KubeApiserver {
-                lease.doubt = None;
+            lease.renewed_by = renewed_by;
+            if renewed_by == LeaseRenewer::KubeApiserver {
+                lease.mismatch_reason = None;
             }
         });
     }
 
     /// Sets why the identity is probably wrong.
-    pub(crate) fn set_doubt(&self, doubt: String) {
-        self.update(|lease| lease.doubt = Some(doubt));
+    pub(crate) fn set_mismatch_reason(&self, mismatch_reason: String) {
+        self.update(|lease| lease.mismatch_reason = Some(mismatch_reason));
     }
 
     /// Only one thread updates the state, so no update is lost between load and store.

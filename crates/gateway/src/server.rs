@@ -12,7 +12,7 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::HeaderValue;
 use skewbridge_http_engine::buffer_budget::BufferBudget;
-use skewbridge_http_engine::drain::{Drain, DrainTrigger, announcement};
+use skewbridge_http_engine::drain::{Drain, DrainTrigger, drain_channel};
 use skewbridge_http_engine::server::ClientTimeouts;
 use skewbridge_k8s_api::forwarding_headers::ViaToken;
 use tokio::net::TcpListener;
@@ -164,7 +164,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     let address = ports.main.local_addr()?;
     let admin_address = ports.admin.local_addr()?;
 
-    let (drain_trigger, drain) = announcement();
+    let (drain_trigger, drain) = drain_channel();
     let live = Arc::new(live);
     let peering_config = PeeringConfig::of(config, &live, address.port());
     let (cluster_handle, requests, peering_config) = match peering_config {
@@ -413,7 +413,7 @@ impl Handle {
     /// shutdown delay it accepts no new connections. Then it waits for running requests, up to the
     /// drain timeout.
     pub async fn finish(&mut self) {
-        self.drain_trigger.leave();
+        self.drain_trigger.mark_not_ready();
         let begun = Instant::now();
         if let Some(departed) = self.departed.take() {
             // The departure has its own timeout.

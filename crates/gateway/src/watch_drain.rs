@@ -150,7 +150,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use skewbridge_http_engine::drain::announcement;
+    use skewbridge_http_engine::drain::drain_channel;
 
     const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -189,10 +189,10 @@ mod tests {
     #[tokio::test]
     async fn watches_end_one_by_one_in_the_first_half_of_the_drain() {
         let span = Duration::from_millis(400);
-        let (trigger, drain) = announcement();
+        let (trigger, drain) = drain_channel();
         let json = response_headers("application/json");
         let mut ends = [0, 128, 255].map(|slot| WatchEnd::new(&drain, slot, &json));
-        trigger.leave();
+        trigger.mark_not_ready();
         for end in &mut ends {
             let polled = poll_fn(|cx| Poll::Ready(end.poll_end(cx))).await;
             assert!(polled.is_pending(), "not before the drain begins");
@@ -213,7 +213,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_does_not_end_within_an_event() {
-        let (trigger, drain) = announcement();
+        let (trigger, drain) = drain_channel();
         let mut end = WatchEnd::new(&drain, 0, &response_headers("application/json"));
         end.passed(b"{\"type\":\"AD");
         trigger.drain(Duration::ZERO);

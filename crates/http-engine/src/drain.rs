@@ -1,4 +1,4 @@
-//! Graceful shutdown: tells all tasks that the process drains, and until when.
+//! Graceful shutdown: announces the drain and its deadline to all tasks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,39 +6,39 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Where the process is in its life.
+/// The shutdown phase of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Serving,
-    /// Not ready for new clients, and still serving.
-    Leaving,
-    /// Takes nothing new, and cuts what still runs at this time.
+    /// Reports not ready, and still accepts clients.
+    NotReady,
+    /// Accepts nothing new, and aborts requests at this deadline.
     Draining {
         deadline: Instant,
     },
 }
 
-/// Announces the end.
+/// Starts the shutdown phases.
 #[derive(Debug)]
 pub struct DrainTrigger(watch::Sender<Phase>);
 
-/// Learns of the end.
+/// Observes the shutdown phases.
 #[derive(Debug, Clone)]
 pub struct Drain(watch::Receiver<Phase>);
 
-/// The two ends of one announcement.
-pub fn announcement() -> (DrainTrigger, Drain) {
+/// A trigger and its observer.
+pub fn drain_channel() -> (DrainTrigger, Drain) {
     let (sender, receiver) = watch::channel(Phase::Serving);
     (DrainTrigger(sender), Drain(receiver))
 }
 
 impl DrainTrigger {
-    /// Not ready any more.
-    pub fn leave(&self) {
-        self.0.send_replace(Phase::Leaving);
+    /// Reports not ready from now on.
+    pub fn mark_not_ready(&self) {
+        self.0.send_replace(Phase::NotReady);
     }
 
-    /// Finish what is running.
+    /// Starts the drain: requests in flight have this much time.
     pub fn drain(&self, within: Duration) {
         let deadline = Instant::now() + within;
         self.0.send_replace(Phase::Draining { deadline });
@@ -46,13 +46,13 @@ impl DrainTrigger {
 }
 
 impl Drain {
-    /// Never drains: for a server that is cut when it ends.
+    /// Never drains: for a server that is stopped abruptly.
     pub fn never() -> Self {
-        announcement().1
+        drain_channel().1
     }
 
     /// Whether new clients should go elsewhere.
-    pub fn is_leaving(&self) -> bool {
+    pub fn is_not_ready(&self) -> bool {
         *self.0.borrow() != Phase::Serving
     }
 
@@ -62,7 +62,7 @@ impl Drain {
     }
 
     /// Waits until new clients should go elsewhere.
-    pub async fn leaving(&mut self) {
+    pub async fn not_ready(&mut self) {
         if self
             .0
             .wait_for(|phase| *phase != Phase::Serving)
@@ -95,14 +95,14 @@ impl Drain {
     }
 }
 
-/// Counts what is still running, so that leaving can end early.
+/// Counts requests in flight, so that the drain can end early.
 #[derive(Debug, Clone, Default)]
 pub struct InFlight(Arc<()>);
 
 impl InFlight {
     /// One more, until it is dropped.
     #[must_use]
-    pub fn one(&self) -> Self {
+    pub fn guard(&self) -> Self {
         self.clone()
     }
 
@@ -122,21 +122,21 @@ mod tests {
     const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
     #[tokio::test]
-    async fn first_it_is_leaving_and_then_it_drains() {
-        let (leave, mut drain) = announcement();
-        assert!(!drain.is_leaving() && !drain.is_draining());
-        leave.leave();
-        assert!(drain.is_leaving() && !drain.is_draining());
-        leave.drain(TEST_TIMEOUT);
-        assert!(drain.is_leaving() && drain.is_draining());
+    async fn readiness_ends_before_the_drain_starts() {
+        let (trigger, mut drain) = drain_channel();
+        assert!(!drain.is_not_ready() && !drain.is_draining());
+        trigger.mark_not_ready();
+        assert!(drain.is_not_ready() && !drain.is_draining());
+        trigger.drain(TEST_TIMEOUT);
+        assert!(drain.is_not_ready() && drain.is_draining());
         timeout(TEST_TIMEOUT, drain.draining()).await.unwrap();
     }
 
     #[test]
-    fn what_runs_is_counted_until_it_is_dropped() {
+    fn guards_are_counted_until_they_are_dropped() {
         let running = InFlight::default();
         assert_eq!(running.count(), 0);
-        let (one, two) = (running.one(), running.one());
+        let (one, two) = (running.guard(), running.guard());
         assert_eq!(running.count(), 2);
         drop((one, two));
         assert_eq!(running.count(), 0);

@@ -1,5 +1,5 @@
-//! Bounds on request headers: how large a list may leave a proxy, which requests may
-//! share a connection, and how much HPACK may expand on a client connection.
+//! Limits on request headers: the maximum size that a proxy forwards, which requests may share a
+//! connection, and how much HPACK may expand on a client connection.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use http::{HeaderMap, Method, Uri};
 use skewbridge_k8s_api::status::Status;
 use tokio::time::Instant;
 
-/// What RFC 9113, 6.5.2 adds to the letters of each field.
+/// The overhead per field in RFC 9113, 6.5.2.
 const FIELD_OVERHEAD_BYTES: usize = 32;
 
-/// The largest header list that leaves a proxy, counted as the receiver counts it. Go's
-/// `net/http` accepts 1 MiB and 320 bytes. Behind that it answers 431, and it ends the
-/// whole connection where one value alone is longer or where more frames follow.
+/// Maximum header list that a proxy forwards, counted as the receiver counts it. Go's `net/http`
+/// accepts 1 MiB and 320 bytes. Above that it responds 431, and closes the connection if one value
+/// alone is longer or if more frames follow.
 pub const MAX_HEADER_LIST_BYTES: usize = 1 << 20;
 
 /// A request with a larger header list never shares an HTTP/2 connection with others. A
@@ -115,43 +115,43 @@ pub fn may_share(head: &Parts, known_bytes: Option<usize>) -> bool {
     bytes <= MAX_SHARED_HEADER_LIST_BYTES
 }
 
-/// How much a client's decoded headers may exceed what it sends. HPACK turns a token that
-/// is sent again into one byte, so the ratio alone says nothing: what counts is how many
-/// bytes a connection makes of nothing, as a rate with a burst.
+/// How much the decoded headers of a client may exceed the received bytes. HPACK encodes a repeated
+/// token in one byte, so a ratio is meaningless: the limit is a rate of expanded bytes with a
+/// burst.
 #[derive(Debug, Clone, Copy)]
-struct Allowance {
+struct ExpansionRate {
     burst: i64,
     bytes_per_second: i64,
 }
 
 /// 100 requests at once with a token and 200 impersonated groups are 2.5 MiB.
-const UNAUTHENTICATED: Allowance = Allowance {
+const UNAUTHENTICATED_RATE: ExpansionRate = ExpansionRate {
     burst: 4 << 20,
     bytes_per_second: 256 << 10,
 };
 
 /// A peer's connection with 10,000 requests a second, each with a token, needs 25 MiB a
 /// second; one with 1,000, each with 200 impersonated groups, needs as much.
-const AUTHENTICATED: Allowance = Allowance {
+const AUTHENTICATED_RATE: ExpansionRate = ExpansionRate {
     burst: 64 << 20,
     bytes_per_second: 32 << 20,
 };
 
 /// A request that would have to wait longer ends its connection instead.
-const MAX_DELAY: Duration = Duration::from_secs(5);
+const MAX_EXPANSION_DELAY: Duration = Duration::from_secs(5);
 
-/// When a request may go on.
+/// Whether and when a request is processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pace {
+pub enum ExpansionDecision {
     /// At once.
-    Now,
+    Allow,
     /// After this time.
-    After(Duration),
+    Delay(Duration),
     /// Never: the connection is ended.
-    End,
+    Close,
 }
 
-/// What one connection may still expand.
+/// The remaining expansion of one connection.
 #[derive(Debug)]
 pub struct HeaderCredit {
     level: i64,
@@ -162,10 +162,10 @@ pub struct HeaderCredit {
 }
 
 impl HeaderCredit {
-    /// Of a new connection.
+    /// The credit of a new connection.
     pub fn new(now: Instant) -> Self {
         Self {
-            level: UNAUTHENTICATED.burst,
+            level: UNAUTHENTICATED_RATE.burst,
             updated: now,
             received: 0,
             authenticated: false,
@@ -180,21 +180,21 @@ impl HeaderCredit {
         received: u64,
         authenticated: bool,
         now: Instant,
-    ) -> Pace {
+    ) -> ExpansionDecision {
         if authenticated && !self.authenticated {
             self.authenticated = true;
-            self.level += AUTHENTICATED.burst - UNAUTHENTICATED.burst;
+            self.level += AUTHENTICATED_RATE.burst - UNAUTHENTICATED_RATE.burst;
         }
         let allowance = if self.authenticated {
-            AUTHENTICATED
+            AUTHENTICATED_RATE
         } else {
-            UNAUTHENTICATED
+            UNAUTHENTICATED_RATE
         };
         let elapsed = now.saturating_duration_since(self.updated);
         let millis = i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX);
         let refill = millis.saturating_mul(allowance.bytes_per_second) / 1_000;
         let sent = i64::try_from(received.saturating_sub(self.received)).unwrap_or(i64::MAX);
-        // Less than a byte's worth is not lost: the clock moves on with the refill.
+        // The clock advances with the refill, so that fractions of a byte are not lost.
         if refill > 0 {
             self.updated = now;
         }
@@ -206,14 +206,14 @@ impl HeaderCredit {
             .min(allowance.burst)
             .saturating_sub(i64::try_from(list_bytes).unwrap_or(i64::MAX));
         if self.level >= 0 {
-            return Pace::Now;
+            return ExpansionDecision::Allow;
         }
         let millis = self.level.saturating_neg().saturating_mul(1_000) / allowance.bytes_per_second;
         let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
-        if delay > MAX_DELAY {
-            Pace::End
+        if delay > MAX_EXPANSION_DELAY {
+            ExpansionDecision::Close
         } else {
-            Pace::After(delay)
+            ExpansionDecision::Delay(delay)
         }
     }
 }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_would_refuse_is_refused_here() {
+    fn headers_that_go_would_refuse_are_refused() {
         let uri = Uri::from_static("/");
         let mut headers = HeaderMap::new();
         let room = MAX_HEADER_LIST_BYTES - request_bytes(&Method::GET, &uri, &headers);
@@ -253,14 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn a_token_sent_again_for_ever_passes() {
+    fn a_repeated_token_is_never_delayed() {
         let mut now = Instant::now();
         let mut credit = HeaderCredit::new(now);
         let mut received = 4_000;
-        // The first requests come before any answer has proved the token.
+        // The first requests arrive before a response has proved the token.
         for _ in 0..100 {
             let pace = credit.charge(25 << 10, received, false, now);
-            assert_eq!(pace, Pace::Now);
+            assert_eq!(pace, ExpansionDecision::Allow);
             received += 40;
         }
         // An hour of 500 requests a second with 200 impersonated groups.
@@ -268,12 +268,12 @@ mod tests {
             now += SECOND / 500;
             received += 40;
             let pace = credit.charge(25 << 10, received, true, now);
-            assert_eq!(pace, Pace::Now);
+            assert_eq!(pace, ExpansionDecision::Allow);
         }
     }
 
     #[test]
-    fn a_stranger_that_makes_megabytes_of_nothing_is_slowed_and_ended() {
+    fn an_unauthenticated_hpack_bomb_is_delayed_and_closed() {
         let now = Instant::now();
         let mut credit = HeaderCredit::new(now);
         let mut received = 4_096;
@@ -282,25 +282,30 @@ mod tests {
             received += 270;
             paces.push(credit.charge(1 << 20, received, false, now));
         }
-        assert_eq!(paces[..4], [Pace::Now; 4]);
-        assert!(matches!(paces[4], Pace::After(delay) if delay <= MAX_DELAY));
-        assert_eq!(paces[6..], [Pace::End; 2]);
+        assert_eq!(paces[..4], [ExpansionDecision::Allow; 4]);
+        assert!(
+            matches!(paces[4], ExpansionDecision::Delay(delay) if delay <= MAX_EXPANSION_DELAY)
+        );
+        assert_eq!(paces[6..], [ExpansionDecision::Close; 2]);
     }
 
     #[test]
-    fn what_was_really_sent_is_not_charged() {
+    fn received_bytes_are_not_charged() {
         let now = Instant::now();
         let mut credit = HeaderCredit::new(now);
         let mut received = 0;
         for _ in 0..1_000 {
             received += 1 << 20;
-            assert_eq!(credit.charge(1 << 20, received, false, now), Pace::Now);
+            assert_eq!(
+                credit.charge(1 << 20, received, false, now),
+                ExpansionDecision::Allow
+            );
         }
-        // And it is no credit for later.
+        // Unused credit does not accumulate.
         let paces: Vec<_> = (0..8)
             .map(|_| credit.charge(1 << 20, received, false, now))
             .collect();
-        assert_eq!(paces[7], Pace::End);
+        assert_eq!(paces[7], ExpansionDecision::Close);
     }
 
     #[test]
@@ -310,8 +315,12 @@ mod tests {
         let paces: Vec<_> = (0..256)
             .map(|_| credit.charge(1 << 20, 0, true, now))
             .collect();
-        assert_eq!(paces[63], Pace::Now);
-        assert!(matches!(paces[100], Pace::After(_)));
-        assert_eq!(paces[255], Pace::End, "after 160 MiB too much");
+        assert_eq!(paces[63], ExpansionDecision::Allow);
+        assert!(matches!(paces[100], ExpansionDecision::Delay(_)));
+        assert_eq!(
+            paces[255],
+            ExpansionDecision::Close,
+            "after 160 MiB too much"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! HTTP CONNECT (RFC 9110, 9.3.6): asks a proxy for a tunnel.
+//! HTTP CONNECT (RFC 9110, 9.3.6): requests a tunnel from a proxy.
 
 use std::io;
 
@@ -8,12 +8,11 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use crate::http1::{HeadError, HeadTerminator, parse_response};
 
-/// The longest response head that is read. A proxy sends little; a server that is no proxy may
-/// send much.
+/// Maximum size of the response head. A server that is not a proxy may send a large one.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// The capacity for one read of the response.
-const READ_BYTES: usize = 1024;
+/// Read size for the response.
+const READ_CHUNK_BYTES: usize = 1024;
 
 /// How each response begins. Anything else is detected at once, and not after a blank line
 /// that may never arrive.
@@ -33,15 +32,15 @@ pub enum ConnectError {
     Refused(StatusCode),
     /// The response is not HTTP/1.1.
     #[error(transparent)]
-    NotHttp(#[from] NotHttp),
+    InvalidResponse(#[from] InvalidResponse),
 }
 
 /// Why a response is not HTTP/1.1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotHttp {
+pub enum InvalidResponse {
     /// It is another protocol.
     #[error("it does not begin with HTTP/1.")]
-    Beginning,
+    NotHttp1,
     /// Its head does not end.
     #[error("its head is longer than {MAX_HEAD_BYTES} bytes")]
     TooLong,
@@ -50,9 +49,9 @@ pub enum NotHttp {
     Head(HeadError),
 }
 
-/// Asks the proxy at the other end of `io` for a tunnel to `to` (`host:port`), with this value
-/// of `Proxy-Authorization`. Returns the bytes of the tunnel that followed the response. The
-/// caller sets a time limit.
+/// Requests a tunnel to `to` (`host:port`) from the proxy at the other end of `io`, with this value
+/// of `Proxy-Authorization`. Returns the tunnel bytes that followed the response head. The caller
+/// sets a timeout.
 pub async fn http_connect(
     io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     to: &str,
@@ -74,7 +73,7 @@ pub async fn http_connect(
             Some((StatusCode::OK, rest)) => return Ok(rest),
             Some((status, _)) => return Err(ConnectError::Refused(status)),
         }
-        response.bytes.reserve(READ_BYTES);
+        response.bytes.reserve(READ_CHUNK_BYTES);
         if io.read_buf(&mut response.bytes).await? == 0 {
             return Err(ConnectError::Closed);
         }
@@ -89,17 +88,18 @@ struct Response {
 }
 
 impl Response {
-    /// The status and the bytes behind the head, once the head is complete.
-    fn parse(&mut self) -> Result<Option<(StatusCode, BytesMut)>, NotHttp> {
+    /// The status and the bytes after the head, once the head is complete.
+    fn parse(&mut self) -> Result<Option<(StatusCode, BytesMut)>, InvalidResponse> {
         let before = self.bytes.len();
         if !(BEGINNING.iter().zip(&self.bytes)).all(|(expected, byte)| expected == byte) {
-            return Err(NotHttp::Beginning);
+            return Err(InvalidResponse::NotHttp1);
         }
         if self.end.reached(&self.bytes) {
             // No body follows, as after HEAD: a 200 is followed by the tunnel, whatever length
             // it claims (RFC 9110, 9.3.6), and after any other status the connection is
             // dropped.
-            let head = parse_response(&mut self.bytes, &Method::HEAD).map_err(NotHttp::Head)?;
+            let head =
+                parse_response(&mut self.bytes, &Method::HEAD).map_err(InvalidResponse::Head)?;
             if let Some(head) = head
                 && before - self.bytes.len() <= MAX_HEAD_BYTES
             {
@@ -107,7 +107,7 @@ impl Response {
             }
         }
         if before > MAX_HEAD_BYTES {
-            return Err(NotHttp::TooLong);
+            return Err(InvalidResponse::TooLong);
         }
         Ok(None)
     }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     /// The result for bytes that arrive in these pieces.
-    fn read(pieces: &[&[u8]]) -> Result<Option<(StatusCode, Vec<u8>)>, NotHttp> {
+    fn read(pieces: &[&[u8]]) -> Result<Option<(StatusCode, Vec<u8>)>, InvalidResponse> {
         let mut response = Response::default();
         for (at, piece) in pieces.iter().enumerate() {
             response.bytes.extend_from_slice(piece);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     /// Cuts bytes into pieces of these lengths and a last one.
-    fn cut<'a>(mut bytes: &'a [u8], lengths: &[usize]) -> Vec<&'a [u8]> {
+    fn split_at_lengths<'a>(mut bytes: &'a [u8], lengths: &[usize]) -> Vec<&'a [u8]> {
         let mut pieces = Vec::new();
         for length in lengths {
             let (piece, rest) = bytes.split_at((*length).min(bytes.len()));
@@ -170,7 +170,7 @@ mod tests {
             bytes in responses(),
             lengths in prop::collection::vec(0_usize..3000, 0..20),
         ) {
-            prop_assert_eq!(read(&cut(&bytes, &lengths)), read(&[&bytes]));
+            prop_assert_eq!(read(&split_at_lengths(&bytes, &lengths)), read(&[&bytes]));
         }
 
         #[test]
@@ -180,7 +180,7 @@ mod tests {
         ) {
             let head = b"HTTP/1.1 200 Connection established\r\nContent-Length: 3\r\n\r\n";
             let bytes = [head.as_slice(), &rest].concat();
-            prop_assert_eq!(read(&cut(&bytes, &lengths)), Ok(Some((StatusCode::OK, rest))));
+            prop_assert_eq!(read(&split_at_lengths(&bytes, &lengths)), Ok(Some((StatusCode::OK, rest))));
         }
     }
 
@@ -194,17 +194,23 @@ mod tests {
             (b"", Ok(None)),
             (b"HTT", Ok(None)),
             (b"HTTP/1.1 200 OK\r\n", Ok(None)),
-            (b"SSH-2.0-OpenSSH_9.6\r\n", Err(NotHttp::Beginning)),
+            (b"SSH-2.0-OpenSSH_9.6\r\n", Err(InvalidResponse::NotHttp1)),
             // An alert of TLS.
-            (b"\x15\x03\x01\x00\x02\x02\x46", Err(NotHttp::Beginning)),
-            (b"HTTP/2 200\r\n\r\n", Err(NotHttp::Beginning)),
-            (long.as_bytes(), Err(NotHttp::TooLong)),
+            (
+                b"\x15\x03\x01\x00\x02\x02\x46",
+                Err(InvalidResponse::NotHttp1),
+            ),
+            (b"HTTP/2 200\r\n\r\n", Err(InvalidResponse::NotHttp1)),
+            (long.as_bytes(), Err(InvalidResponse::TooLong)),
         ];
         for (bytes, expected) in table {
             assert_eq!(read(&[bytes]), expected, "{}", bytes.escape_ascii());
         }
         let malformed = read(&[b"HTTP/1.1 2x0 OK\r\n\r\n"]);
-        assert!(matches!(malformed, Err(NotHttp::Head(_))), "{malformed:?}");
+        assert!(
+            matches!(malformed, Err(InvalidResponse::Head(_))),
+            "{malformed:?}"
+        );
         let http10 = read(&[b"HTTP/1.0 200 OK\r\n\r\n"]);
         assert_eq!(http10, Ok(Some((StatusCode::OK, Vec::new()))));
     }
@@ -246,7 +252,7 @@ mod tests {
         let (_, result) = exchange(None, b"SSH-2.0-OpenSSH_9.6\r\n").await;
         assert!(matches!(
             result,
-            Err(ConnectError::NotHttp(NotHttp::Beginning))
+            Err(ConnectError::InvalidResponse(InvalidResponse::NotHttp1))
         ));
     }
 }

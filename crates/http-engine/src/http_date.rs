@@ -1,17 +1,17 @@
-//! The `Date` of answers that a proxy gives itself (RFC 9110, 6.6.1).
+//! The `Date` header of responses that a proxy generates (RFC 9110, 6.6.1).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
 use skewbridge_k8s_api::time::http_date;
 
-/// Now, as a header.
+/// The current time as a header value.
 pub fn now() -> HeaderValue {
     after(Duration::ZERO)
 }
 
-/// For `Expires` of documents that never change.
-pub fn in_a_year() -> HeaderValue {
+/// The time in one year, for `Expires` of immutable documents.
+pub fn one_year_from_now() -> HeaderValue {
     after(Duration::from_hours(365 * 24))
 }
 

@@ -1,4 +1,4 @@
-//! Rules about HTTP messages that servers and clients share.
+//! HTTP message rules that servers and clients share.
 
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, EXPECT};
@@ -10,12 +10,12 @@ pub fn expects_continue(headers: &HeaderMap) -> bool {
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// The `Content-Length` of a message whose framing has been checked: one field, and a number.
+/// The `Content-Length` of a message whose framing is validated: one numeric field.
 pub fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// An extension of a response: the client's connection ends after it. kube-apiserver does so
-/// with callers that have no identity.
+/// A response extension: close the client's connection after it. kube-apiserver does so for
+/// anonymous callers.
 #[derive(Debug, Clone, Copy)]
 pub struct CloseConnection;

@@ -138,7 +138,9 @@ impl Identifier {
 pub(super) fn string(text: &str) -> Result<BareItem, Error> {
     match StringRef::from_str(text) {
         Ok(text) => Ok(text.into()),
-        Err(_) => Err(Error::Unwritable("a string that is not printable ASCII")),
+        Err(_) => Err(Error::NotSerializable(
+            "a string that is not printable ASCII",
+        )),
     }
 }
 

@@ -35,7 +35,7 @@ pub enum Error {
     },
     /// A name or a parameter that a structured field cannot contain.
     #[error("{0} cannot be written in a structured field")]
-    Unwritable(&'static str),
+    NotSerializable(&'static str),
     /// The request cannot be signed as it is.
     #[error("the request cannot be signed: {0}")]
     Request(&'static str),

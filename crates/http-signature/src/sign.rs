@@ -168,7 +168,7 @@ impl Signer {
 fn integer(number: u64) -> Result<BareItem, Error> {
     let integer = Integer::try_from(number);
     let integer =
-        integer.map_err(|_| Error::Unwritable("an integer of more than fifteen digits"))?;
+        integer.map_err(|_| Error::NotSerializable("an integer of more than fifteen digits"))?;
     Ok(integer.into())
 }
 

@@ -21,7 +21,7 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use sfv::{FieldType, ListSerializer, Parser, Version};
 
-pub use bounds::{MAX_INNER, MAX_MEMBERS};
+pub use bounds::{MAX_INNER_LIST_ITEMS, MAX_MEMBERS};
 pub use sfv::{BareItem, Dictionary, Item, List, ListEntry};
 
 use bounds::Bounds;

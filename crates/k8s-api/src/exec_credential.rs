@@ -1,20 +1,19 @@
-//! What a client and a credential plugin say to each other:
-//! `client.authentication.k8s.io` `ExecCredential`, with the fields that KEP-2718
-//! adds for plugins that proxy the client's requests.
+//! `ExecCredential` (`client.authentication.k8s.io`), the input and output of credential plugins,
+//! with the fields of KEP-2718 for plugins that proxy requests.
 //!
-//! The client writes a [`Spec`] (the environment variable [`EXEC_INFO`]), the plugin
-//! answers with a [`Status`] on its standard output. Tokens, keys and what a cluster
-//! has for its plugins are shown by no `Debug` and repeated by no error.
+//! The client passes a [`Spec`] in the environment variable [`EXEC_INFO`]; the plugin prints a
+//! [`Status`] on standard output. No `Debug` and no error contains tokens, keys or the plugin
+//! config of a cluster.
 //!
 //! ```
 //! use skewbridge_k8s_api::exec_credential::{ExecCredential, Spec, Version};
 //!
-//! let asked = ExecCredential::request(Version::V1, Spec {
+//! let request = ExecCredential::request(Version::V1, Spec {
 //!     lock_file_path: Some("/run/user/1000/skewbridge-1/lock".into()),
 //!     ..Spec::default()
 //! });
-//! let told = ExecCredential::parse(asked.to_json().expose().as_bytes()).unwrap();
-//! assert_eq!(told.spec, asked.spec);
+//! let parsed = ExecCredential::parse(request.to_json().expose().as_bytes()).unwrap();
+//! assert_eq!(parsed.spec, request.spec);
 //! ```
 
 mod read;
@@ -26,20 +25,20 @@ use std::time::SystemTime;
 
 use crate::secret::SecretString;
 
-/// The environment variable in which a plugin finds what it is asked.
+/// The environment variable with the input of a plugin.
 pub const EXEC_INFO: &str = "KUBERNETES_EXEC_INFO";
 
 /// The kind of the document, in both directions.
 pub const KIND: &str = "ExecCredential";
 
-/// A question to a plugin, or its answer.
+/// The input or the output of a plugin.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExecCredential {
-    /// In which version it is written.
+    /// The API version.
     pub version: Version,
-    /// What the client says.
+    /// The input, from the client.
     pub spec: Spec,
-    /// What the plugin says.
+    /// The output, from the plugin.
     pub status: Option<Status>,
 }
 
@@ -52,41 +51,41 @@ pub enum Version {
     V1Beta1,
 }
 
-/// What the client says to a plugin: `ExecCredentialSpec`.
+/// The input of a plugin: `ExecCredentialSpec`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Spec {
     /// The cluster, if the kubeconfig has `provideClusterInfo`.
     pub cluster: Option<Cluster>,
-    /// Whether the plugin's standard input is the user's.
+    /// Whether standard input is the user's terminal.
     pub interactive: bool,
-    /// A file that the client keeps locked for as long as it lives (KEP-2718, "Proxy
-    /// Shutdown"): a plugin that gets the lock is alone, and quits.
+    /// A file that the client keeps locked while it is alive (KEP-2718, "Proxy Shutdown"): a plugin
+    /// that acquires the lock exits.
     pub lock_file_path: Option<PathBuf>,
 }
 
-/// The cluster that a plugin is asked for.
+/// The cluster for which a credential is requested.
 #[derive(Clone, Default, PartialEq)]
 pub struct Cluster {
     /// `https://HOST:PORT`
     pub server: String,
-    /// The name that its certificate has to be for, if not the host.
+    /// The name that its certificate must match, if not the host.
     pub tls_server_name: Option<String>,
-    /// Whether its certificate does not matter.
+    /// Disables verification of its certificate.
     pub insecure_skip_tls_verify: bool,
-    /// CAs in PEM that sign its certificate; without, those of the system.
+    /// CA certificates in PEM; empty means the system roots.
     pub certificate_authority_data: Vec<u8>,
-    /// The proxy on the way. It may have a password.
+    /// The proxy URL. May contain a password.
     pub proxy_url: Option<SecretString>,
-    /// Whether answers come as they are.
+    /// Disables compression of responses.
     pub disable_compression: bool,
-    /// What the kubeconfig has for plugins of this cluster. It may be secret.
+    /// The plugin config of the cluster in the kubeconfig. May be secret.
     pub config: Option<serde_json::Value>,
 }
 
-/// What a plugin says: `ExecCredentialStatus`.
+/// The output of a plugin: `ExecCredentialStatus`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Until when it may be used.
+    /// When the credential expires.
     pub expiration_timestamp: Option<SystemTime>,
     /// A bearer token for the cluster.
     pub token: Option<SecretString>,
@@ -95,11 +94,11 @@ pub struct Status {
     pub client_certificate_data: Option<String>,
     /// Its key, in PEM.
     pub client_key_data: Option<SecretString>,
-    /// Where the plugin proxies requests, if it does (KEP-2718).
+    /// The plugin's proxy, if it is one (KEP-2718).
     pub proxy_config: Option<ProxyConfig>,
 }
 
-/// Where a plugin's proxy listens, and who vouches for it: `ProxyConfig`.
+/// The address and the CA of a plugin's proxy: `ProxyConfig`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProxyConfig {
     /// `unix:///PATH`, or `https://127.0.0.1:PORT`.
@@ -108,15 +107,14 @@ pub struct ProxyConfig {
     pub certificate_authority_data: Vec<u8>,
 }
 
-/// What is wrong with a document. What stands in it is never repeated, but for its
-/// kind and version.
+/// Why a document is invalid. Contains nothing of the document except kind and version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// There is nothing.
+    /// Empty input.
     #[error("it is empty; an {KIND} in JSON is expected")]
     Empty,
-    /// No JSON, or JSON of something else.
+    /// Not JSON, or not an object.
     #[error("it is not JSON from line {line}, column {column} on; an {KIND} is expected")]
     NotJson {
         /// Counted from 1.
@@ -124,30 +122,30 @@ pub enum ParseError {
         /// Counted from 1.
         column: usize,
     },
-    /// It ends in the middle.
+    /// Truncated input.
     #[error("it ends before its JSON does; an {KIND} is expected")]
-    CutOff,
+    Truncated,
     /// Another kind of document.
     #[error("its kind is {0:?}, not {KIND}")]
     Kind(String),
     /// A version that is not known.
     #[error("its apiVersion is {found:?}, which is neither {v1} nor {v1beta1}", v1 = Version::V1, v1beta1 = Version::V1Beta1)]
     Version {
-        /// The one it says.
+        /// The version in the document.
         found: String,
     },
-    /// A field that cannot be what it is.
+    /// A field has an invalid value.
     #[error("{field} {cause}")]
     Field {
         /// `status.proxyConfig.url`
         field: &'static str,
-        /// In words.
+        /// The reason, as the end of a sentence.
         cause: &'static str,
     },
 }
 
 impl ExecCredential {
-    /// What a client says to a plugin.
+    /// The input of a plugin.
     pub fn request(version: Version, spec: Spec) -> Self {
         Self {
             version,
@@ -156,7 +154,7 @@ impl ExecCredential {
         }
     }
 
-    /// What a plugin answers.
+    /// The output of a plugin.
     pub fn response(version: Version, status: Status) -> Self {
         Self {
             version,
@@ -175,7 +173,7 @@ impl Version {
         }
     }
 
-    /// The version of this name.
+    /// The version with this name.
     pub fn of(name: &str) -> Option<Self> {
         [Self::V1, Self::V1Beta1]
             .into_iter()
@@ -189,7 +187,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Without what may be a password: in a URL, or in what is meant for plugins.
+/// Omits possible secrets: the user info of URLs and the plugin config.
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scheme, rest) = self

@@ -22,7 +22,7 @@ const COMPONENT: &str = "kube-apiserver";
 const HASH_BYTES_IN_NAME: usize = 16;
 
 /// The longest DNS subdomain (RFC 1123).
-const MAX_LENGTH: usize = 253;
+const MAX_IDENTITY_BYTES: usize = 253;
 
 impl Identity {
     /// The identity that a kube-apiserver generates on this host: a hash of the host name and the
@@ -94,7 +94,7 @@ fn is_subdomain(name: &str) -> bool {
     let alphanumeric = |byte: Option<&u8>| {
         byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
     };
-    name.len() <= MAX_LENGTH
+    name.len() <= MAX_IDENTITY_BYTES
         && name.split('.').map(str::as_bytes).all(|label| {
             alphanumeric(label.first())
                 && alphanumeric(label.last())

@@ -695,7 +695,7 @@ impl PeerTable {
         let known = known.filter(|_| !without_bridge);
         let (alive_until, awaited_until) = match (&entry.lease, entry.lease_ended_at) {
             (Some(state), _) => {
-                let patience = match address {
+                let grace = match address {
                     None if without_bridge => Duration::ZERO,
                     Some(_) if without_bridge => ADDRESS_GRACE,
                     Some(_) => DISCOVERY_GRACE,
@@ -703,9 +703,9 @@ impl PeerTable {
                 };
                 let alive_until = state.changed + RENEWAL_TIMEOUT;
                 let awaited_until = match self.registry {
-                    RegistryRead::NotAwaited => state.first + patience,
+                    RegistryRead::NotAwaited => state.first + grace,
                     RegistryRead::Pending => alive_until,
-                    RegistryRead::At(read) => state.first.max(read) + patience,
+                    RegistryRead::At(read) => state.first.max(read) + grace,
                 };
                 (alive_until, awaited_until)
             }

@@ -9,7 +9,7 @@ use crate::registry::RegistryStatus;
 /// A poll that succeeded within this time takes precedence over a missing renewal of the Lease: the
 /// longest interval between two polls (30 s) plus a slow answer. The watch of Leases may have
 /// failed instead.
-const RECENT_POLL: Duration = Duration::from_secs(45);
+const MAX_POLL_AGE: Duration = Duration::from_secs(45);
 
 /// Whether a peer can be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub fn reachability(peer: &Peer, registry: &RegistryStatus, now: Instant) -> Rea
     let Some(polled) = peer.health.last_poll() else {
         return Reachability::NotPolled;
     };
-    if peer.alive_until <= now && polled + RECENT_POLL <= now {
+    if peer.alive_until <= now && polled + MAX_POLL_AGE <= now {
         return unreachable("its identity Lease is not renewed any more".to_owned());
     }
     Reachability::Reachable

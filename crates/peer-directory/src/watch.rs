@@ -152,11 +152,11 @@ mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq, Deserialize)]
-    struct Thing {
+    struct TestObject {
         metadata: Metadata,
     }
 
-    impl WatchedObject for Thing {
+    impl WatchedObject for TestObject {
         fn name(&self) -> &str {
             &self.metadata.name
         }
@@ -166,8 +166,8 @@ mod tests {
         }
     }
 
-    fn thing(name: &str, resource_version: &str) -> Thing {
-        Thing {
+    fn thing(name: &str, resource_version: &str) -> TestObject {
+        TestObject {
             metadata: Metadata {
                 name: name.to_owned(),
                 resource_version: resource_version.to_owned(),
@@ -177,7 +177,8 @@ mod tests {
 
     #[test]
     fn events_are_parsed() {
-        let object = r#"{"kind":"Thing","metadata":{"name":"a","resourceVersion":"7"},"spec":{}}"#;
+        let object =
+            r#"{"kind":"TestObject","metadata":{"name":"a","resourceVersion":"7"},"spec":{}}"#;
         let bookmark = |end| WatchEvent::Bookmark {
             resource_version: "243".to_owned(),
             initial_events_end: end,
@@ -223,7 +224,7 @@ mod tests {
             r#"{"type":"SHOUTED","object":{}}"#,
         ] {
             assert!(
-                WatchEvent::<Thing>::parse(line.as_bytes()).is_err(),
+                WatchEvent::<TestObject>::parse(line.as_bytes()).is_err(),
                 "{line}"
             );
         }
@@ -231,14 +232,14 @@ mod tests {
 
     #[test]
     fn a_watch_resumes_at_the_version_of_its_last_event() {
-        let bookmark = WatchEvent::<Thing>::Bookmark {
+        let bookmark = WatchEvent::<TestObject>::Bookmark {
             resource_version: "9".to_owned(),
             initial_events_end: false,
         };
         assert_eq!(bookmark.resource_version(), Some("9"));
         let deleted = WatchEvent::Deleted(thing("a", "8"));
         assert_eq!(deleted.resource_version(), Some("8"));
-        let failed = WatchEvent::<Thing>::Error(WatchError::default());
+        let failed = WatchEvent::<TestObject>::Error(WatchError::default());
         assert_eq!(failed.resource_version(), None);
     }
 
@@ -262,7 +263,7 @@ mod tests {
 
     #[test]
     fn lists_are_parsed_page_by_page() {
-        let page = List::<Thing>::parse(
+        let page = List::<TestObject>::parse(
             br#"{"kind":"ThingList","metadata":{"resourceVersion":"12","continue":"abc"},
                 "items":[{"metadata":{"name":"a","resourceVersion":"7"}}]}"#,
         );
@@ -271,7 +272,8 @@ mod tests {
         assert_eq!(page.next.as_deref(), Some("abc"));
         assert_eq!(page.items, [thing("a", "7")]);
 
-        let last = List::<Thing>::parse(br#"{"metadata":{"resourceVersion":"12"},"items":null}"#);
+        let last =
+            List::<TestObject>::parse(br#"{"metadata":{"resourceVersion":"12"},"items":null}"#);
         let last = last.unwrap();
         assert!(last.next.is_none() && last.items.is_empty());
     }

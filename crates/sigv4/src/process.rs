@@ -13,7 +13,7 @@ use super::Credentials;
 use crate::{Error, Secret};
 
 /// How long the program may run: the user may have to touch a key or type a code.
-const TIMEOUT: Duration = Duration::from_mins(1);
+const PROCESS_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The longest output: longer than any credential.
 const MAX_OUTPUT_BYTES: usize = 64 * 1024;
@@ -55,7 +55,7 @@ pub(super) async fn run(
         }
         Ok(None)
     };
-    let timeout = timeout.unwrap_or(TIMEOUT);
+    let timeout = timeout.unwrap_or(PROCESS_TIMEOUT);
     let ended = match tokio::time::timeout(timeout, running).await {
         Err(_) => {
             let limit = timeout.as_secs();
@@ -73,7 +73,7 @@ pub(super) async fn run(
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Printed<'a> {
+struct ProcessOutput<'a> {
     version: u32,
     access_key_id: &'a str,
     secret_access_key: &'a str,
@@ -85,7 +85,7 @@ struct Printed<'a> {
 
 /// Errors must not repeat the output. Its text is borrowed: text with escapes is no key.
 fn parse_output(printed: &[u8]) -> Result<Credentials, &'static str> {
-    let printed: Printed<'_> =
+    let printed: ProcessOutput<'_> =
         serde_json::from_slice(printed).map_err(|_| "it does not print a credential in JSON")?;
     if printed.version != 1 {
         return Err("it prints another Version than 1");

@@ -11,10 +11,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 
-const BYTES: usize = 4 << 30;
-const PIECE: usize = 32 * 1024;
+const TOTAL_BYTES: usize = 4 << 30;
+const CHUNK_BYTES: usize = 32 * 1024;
 /// Capacity of the in-memory pipe.
-const PIPE: usize = 256 * 1024;
+const PIPE_BYTES: usize = 256 * 1024;
 
 fn main() {
     let one = Builder::new_current_thread().enable_all().build().unwrap();
@@ -26,7 +26,7 @@ fn main() {
     for (threads, runtime) in [("one thread", &one), ("two threads", &two)] {
         for flow in [FlowControl::Never, FlowControl::Auto] {
             runtime.block_on(async {
-                let (here, there) = tokio::io::duplex(PIPE);
+                let (here, there) = tokio::io::duplex(PIPE_BYTES);
                 measure(&format!("memory, {threads}, {flow:?}"), flow, here, there).await;
                 let (here, there) = loopback().await;
                 measure(&format!("TCP, {threads}, {flow:?}"), flow, here, there).await;
@@ -64,15 +64,15 @@ where
     writer.await.unwrap();
     let bytes = reader.await.unwrap();
     let micros = start.elapsed().as_micros().max(1);
-    assert_eq!(bytes, BYTES);
-    println!("{name}: {} MB/s", BYTES as u128 / micros);
+    assert_eq!(bytes, TOTAL_BYTES);
+    println!("{name}: {} MB/s", TOTAL_BYTES as u128 / micros);
     client_driver.abort();
     server_driver.abort();
 }
 
 async fn write(mut sender: Sender) {
-    let piece = Bytes::from(vec![b'x'; PIECE]);
-    for _ in 0..BYTES / PIECE {
+    let piece = Bytes::from(vec![b'x'; CHUNK_BYTES]);
+    for _ in 0..TOTAL_BYTES / CHUNK_BYTES {
         sender.write(piece.clone()).await.unwrap();
     }
     sender.finish().unwrap();

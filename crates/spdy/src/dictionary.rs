@@ -27,7 +27,7 @@ const TEXT: &str = "100101201202205206300302303304305306307402405406407408409410
     application/xml,application/xhtml+xml,text/plain,text/javascript,publicprivatemax-age=gzip,\
     deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0.";
 
-const LENGTH: usize = {
+const DICTIONARY_BYTES: usize = {
     let mut length = TEXT.len();
     let mut index = 0;
     while index < WORDS.len() {
@@ -38,8 +38,8 @@ const LENGTH: usize = {
 };
 
 /// The whole dictionary.
-pub(crate) static DICTIONARY: [u8; LENGTH] = {
-    let mut bytes = [0; LENGTH];
+pub(crate) static DICTIONARY: [u8; DICTIONARY_BYTES] = {
+    let mut bytes = [0; DICTIONARY_BYTES];
     let mut at = 0;
     let mut index = 0;
     while index < WORDS.len() {
@@ -56,7 +56,7 @@ pub(crate) static DICTIONARY: [u8; LENGTH] = {
 };
 
 /// Copies `text` to `at`; returns the offset after it.
-const fn put(bytes: &mut [u8; LENGTH], at: usize, text: &[u8]) -> usize {
+const fn put(bytes: &mut [u8; DICTIONARY_BYTES], at: usize, text: &[u8]) -> usize {
     let mut index = 0;
     while index < text.len() {
         bytes[at + index] = text[index];

@@ -57,7 +57,7 @@ pub enum Closed {
     #[error("the other side ended the connection")]
     Remote,
     /// The remote ended it after a `GOAWAY`.
-    #[error("the other side went away ({0:?})")]
+    #[error("the remote sent GOAWAY ({0:?})")]
     GoAway(GoAwayStatus),
     /// It was closed locally.
     #[error("the connection was closed")]

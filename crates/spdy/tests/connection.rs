@@ -227,7 +227,7 @@ async fn without_flow_control_a_slow_reader_stops_the_connection_and_memory_is_b
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bulk_data_flows_both_ways_at_once() {
-    const BYTES: usize = 200 << 20;
+    const TOTAL_BYTES: usize = 200 << 20;
     async fn both(stream: Stream) {
         let Stream {
             mut sender,
@@ -235,14 +235,14 @@ async fn bulk_data_flows_both_ways_at_once() {
         } = stream;
         let reader = tokio::spawn(verify_pattern(receiver));
         let mut sent = 0;
-        while sent < BYTES {
+        while sent < TOTAL_BYTES {
             let piece = PATTERN.slice(sent % PATTERN.len()..);
-            let piece = piece.slice(..piece.len().min(BYTES - sent).min(32 * 1024));
+            let piece = piece.slice(..piece.len().min(TOTAL_BYTES - sent).min(32 * 1024));
             sent += piece.len();
             sender.write(piece).await.unwrap();
         }
         sender.finish().unwrap();
-        assert_eq!(reader.await.unwrap().unwrap(), BYTES);
+        assert_eq!(reader.await.unwrap().unwrap(), TOTAL_BYTES);
     }
     for flow_control in [FlowControl::Never, FlowControl::Auto] {
         let config = Config {

@@ -54,7 +54,7 @@ impl<T> ObservedIo<T> {
         self.keepalive.clone()
     }
 
-    fn wrote<'a>(
+    fn record_write<'a>(
         &mut self,
         slices: impl IntoIterator<Item = &'a [u8]>,
         written: &Poll<io::Result<usize>>,
@@ -108,7 +108,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for ObservedIo<T> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.io).poll_write(cx, bytes);
-        this.wrote([bytes], &written);
+        this.record_write([bytes], &written);
         written
     }
 
@@ -119,7 +119,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for ObservedIo<T> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.io).poll_write_vectored(cx, slices);
-        this.wrote(slices.iter().map(|slice| &**slice), &written);
+        this.record_write(slices.iter().map(|slice| &**slice), &written);
         written
     }
 

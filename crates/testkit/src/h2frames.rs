@@ -274,13 +274,13 @@ pub async fn open(
 
 /// A length with the seven-bit prefix of HPACK strings (RFC 7541, section 5.1).
 fn encode_length(length: usize, out: &mut Vec<u8>) {
-    const PREFIX: usize = 0x7f;
-    if length < PREFIX {
+    const MAX_PREFIX_VALUE: usize = 0x7f;
+    if length < MAX_PREFIX_VALUE {
         out.push(u8::try_from(length).unwrap());
         return;
     }
     out.push(0x7f);
-    let mut rest = length - PREFIX;
+    let mut rest = length - MAX_PREFIX_VALUE;
     while rest >= 0x80 {
         out.push(u8::try_from(rest & 0x7f).unwrap() | 0x80);
         rest >>= 7;

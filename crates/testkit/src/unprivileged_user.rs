@@ -1,7 +1,7 @@
 //! Another user of this machine.
 
 /// `nobody` on most systems, and an unprivileged user on all.
-const NOBODY: u32 = 65534;
+const NOBODY_UID: u32 = 65534;
 
 /// A user that owns nothing, for tests that need root to switch users. Without root it
 /// prints why the test is skipped.
@@ -10,7 +10,7 @@ const NOBODY: u32 = 65534;
 /// In CI, where tests must run as root.
 pub fn unprivileged_user() -> Option<u32> {
     if rustix::process::geteuid().is_root() {
-        return Some(NOBODY);
+        return Some(NOBODY_UID);
     }
     let ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
     assert!(!ci, "only root can switch users; run the tests as root");

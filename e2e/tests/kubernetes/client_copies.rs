@@ -132,7 +132,7 @@ async fn files_and_trees_are_copied_as_kubectl_copies_them() {
                     if via == Via::Server && !is_end {
                         a_tree_is_copied_both_ways_despite_cut_connections(&way).await;
                     }
-                    results_equal_those_of_kubectl(&way, Extent::Short).await;
+                    results_equal_those_of_kubectl(&way, ComparisonScope::Short).await;
                 }
                 others.check_copies(&way).await;
                 copies_work_through_a_proxy_that_supports_only_websocket(&way, version).await;
@@ -148,7 +148,7 @@ async fn check_copies(way: &CopyTarget<'_>) {
         Via::Bridge => FILE_BYTES,
     };
     a_file_is_copied_both_ways_despite_cut_connections(way, length).await;
-    results_equal_those_of_kubectl(way, Extent::Full).await;
+    results_equal_those_of_kubectl(way, ComparisonScope::Full).await;
     path_traversal_is_skipped(way).await;
     hostile_archives_write_nothing_outside_the_target(way).await;
     failures_are_reported(way).await;
@@ -228,7 +228,7 @@ async fn a_file_is_copied_both_ways_despite_cut_connections(way: &CopyTarget<'_>
 
 /// How much is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Extent {
+enum ComparisonScope {
     /// A tree and a file, to the pod and back.
     Short,
     /// All rules for target names.
@@ -236,7 +236,7 @@ enum Extent {
 }
 
 /// Names and contents; kubectl preserves neither times nor permissions from a pod.
-async fn results_equal_those_of_kubectl(way: &CopyTarget<'_>, extent: Extent) {
+async fn results_equal_those_of_kubectl(way: &CopyTarget<'_>, extent: ComparisonScope) {
     let scratch = ScratchDir::new();
     let tree = scratch.path().join("some tree");
     fs::create_dir_all(tree.join("a/b c")).unwrap();
@@ -248,8 +248,8 @@ async fn results_equal_those_of_kubectl(way: &CopyTarget<'_>, extent: Extent) {
     let name = |path: &Path| path.display().to_string();
     // Source and destination, each below the pod's directory.
     let up: &[(&Path, &str)] = match extent {
-        Extent::Short => &[(&tree, "new"), (&file, "dir")],
-        Extent::Full => &[
+        ComparisonScope::Short => &[(&tree, "new"), (&file, "dir")],
+        ComparisonScope::Full => &[
             (&tree, "new"),
             (&tree, "dir"),
             (&file, "dir"),
@@ -258,8 +258,8 @@ async fn results_equal_those_of_kubectl(way: &CopyTarget<'_>, extent: Extent) {
         ],
     };
     let down: &[&str] = match extent {
-        Extent::Short => &["new", "dir/file"],
-        Extent::Full => &["new", "dir", "dir/other", "alone"],
+        ComparisonScope::Short => &["new", "dir/file"],
+        ComparisonScope::Full => &["new", "dir", "dir/other", "alone"],
     };
     let mut found = Vec::new();
     for ours in [false, true] {
@@ -537,10 +537,10 @@ fn same_content(one: &Path, other: &Path) -> bool {
 /// unique number at the beginning of each page. A gigabyte takes a second.
 fn write_noise(path: &Path, length: u64) {
     use std::io::Write as _;
-    const BLOCK: usize = 1 << 20;
-    const PAGE: usize = 4 << 10;
+    const BLOCK_BYTES: usize = 1 << 20;
+    const PAGE_BYTES: usize = 4 << 10;
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let words = (0..BLOCK / 8).map(|_| {
+    let words = (0..BLOCK_BYTES / 8).map(|_| {
         // Marsaglia's xorshift64.
         state ^= state << 13;
         state ^= state >> 7;
@@ -551,11 +551,11 @@ fn write_noise(path: &Path, length: u64) {
     let mut file = fs::File::create(path).unwrap();
     let (mut number, mut left) = (0_u64, length);
     while left > 0 {
-        for page in block.chunks_exact_mut(PAGE) {
+        for page in block.chunks_exact_mut(PAGE_BYTES) {
             page[..8].copy_from_slice(&number.to_le_bytes());
             number += 1;
         }
-        let wanted = usize::try_from(left).map_or(BLOCK, |left| left.min(BLOCK));
+        let wanted = usize::try_from(left).map_or(BLOCK_BYTES, |left| left.min(BLOCK_BYTES));
         file.write_all(&block[..wanted]).unwrap();
         left -= wanted as u64;
     }

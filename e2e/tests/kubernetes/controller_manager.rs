@@ -68,7 +68,7 @@ async fn with_its_bridge_a_namespace_is_emptied_and_then_deleted() {
 }
 
 /// How long the server is down: longer than a restarted bridge once remembered it.
-const OUTAGE: Duration = Duration::from_mins(1);
+const OUTAGE_DURATION: Duration = Duration::from_mins(1);
 
 /// How long the controller takes to retry: its backoff grows while it waits.
 const RETRY_TIMEOUT: Duration = Duration::from_mins(3);
@@ -103,7 +103,7 @@ async fn with_its_bridge_a_namespace_waits_while_the_server_of_its_contents_is_d
         let (status, answer) = fixture.send(bridge, &delete).await;
         assert_eq!(status, 200, "{answer}");
         let deleted = Instant::now();
-        while deleted.elapsed() < OUTAGE {
+        while deleted.elapsed() < OUTAGE_DURATION {
             for key in [NAMESPACE_KEY, CLAIM_KEY] {
                 assert!(
                     fixture.is_in_etcd(key).await,

@@ -22,7 +22,7 @@ const MIN_DURATION: Duration = Duration::from_mins(1);
 const COMMAND_TIMEOUT: Duration = Duration::from_mins(3);
 
 /// How long a server is down: long enough for all clients to notice.
-const OUTAGE: Duration = Duration::from_millis(1500);
+const OUTAGE_DURATION: Duration = Duration::from_millis(1500);
 
 const NAMESPACE: &str = "upgrades";
 
@@ -71,13 +71,13 @@ async fn informers_and_elections_survive_a_minute_of_upgrades() {
             Event::Replaced(server, how) => playground.control(server, how).await,
             Event::Away(server, how) => {
                 playground.control(server, how).await;
-                sleep(OUTAGE).await;
+                sleep(OUTAGE_DURATION).await;
                 playground.control(server, "start").await;
             }
             Event::Without(server) => {
                 client.run("set-unserved", NEWEST_RESOURCE).await;
                 playground.control(server, "downgrade").await;
-                sleep(OUTAGE).await;
+                sleep(OUTAGE_DURATION).await;
                 playground.control(server, "upgrade").await;
                 client.run("set-served", NEWEST_RESOURCE).await;
             }

@@ -19,7 +19,7 @@ use crate::status_poll::{POLL_DURATION, StatusCounts, poll};
 const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The third server of a control plane, another new one.
-const THIRD: usize = 2;
+const THIRD_SERVER: usize = 2;
 
 /// An API that only the old server serves.
 const OLD_ONLY: VersionSpecificApi = VersionSpecificApi::ATTRIBUTES_CLASSES;
@@ -55,11 +55,11 @@ async fn a_bridge_that_stops_makes_no_api_not_found_during_a_rollout() {
     )
     .await;
     wait_until_served_by(&three, NEW, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
-    wait_until_served_by(&three, THIRD, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
+    wait_until_served_by(&three, THIRD_SERVER, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
     wait_until_served_by(&file, NEW, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
     tokio::join!(
         check_direct_service(&mut direct),
-        check_unreachable(&mut three, &[NEW, THIRD], "three bridges"),
+        check_unreachable(&mut three, &[NEW, THIRD_SERVER], "three bridges"),
         check_unreachable(&mut file, &[NEW], "addresses in a file"),
     );
 }

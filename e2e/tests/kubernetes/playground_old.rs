@@ -17,7 +17,7 @@ use crate::playground::{COMMAND_TIMEOUT, RELEASES, kubectl_prints_the_same, run}
 const READY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The best of so many starts counts: the machine may be busy.
-const STARTS: usize = 3;
+const START_ATTEMPTS: usize = 3;
 
 #[tokio::test]
 async fn kubectl_output_equals_that_of_the_oldest_server() {
@@ -27,7 +27,7 @@ async fn kubectl_output_equals_that_of_the_oldest_server() {
 #[tokio::test]
 async fn a_playground_is_ready_in_three_seconds() {
     let mut took = Vec::new();
-    while took.len() < STARTS {
+    while took.len() < START_ATTEMPTS {
         let began = Instant::now();
         let _playground = Playground::start().await;
         took.push(began.elapsed());

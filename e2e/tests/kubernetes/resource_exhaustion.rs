@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 const MIB: u64 = 1 << 20;
 
 /// What the bridge may buffer for all clients.
-const BUDGET: u64 = 64 * MIB;
+const BUFFER_BUDGET_BYTES: u64 = 64 * MIB;
 const BUDGET_FLAG: &str = "--max-buffered-bytes=64Mi";
 
 /// Connections of the attack, and how many are opened concurrently.
@@ -45,15 +45,15 @@ const LATENCY_REQUESTS: usize = 100;
 const MAX_SLOWDOWN: u32 = 3;
 
 /// What a median may be off by on a machine that runs other tests.
-const SLACK: Duration = Duration::from_millis(5);
+const MEDIAN_TOLERANCE: Duration = Duration::from_millis(5);
 
 /// The same while the attackers connect, and while they send 4 GiB, which the bridge decrypts on
 /// the threads that also serve the user.
-const ATTACK_SLACK: Duration = Duration::from_millis(25);
+const ATTACK_MEDIAN_TOLERANCE: Duration = Duration::from_millis(25);
 
 /// A stream is counted once a second, and one that is chosen for eviction ends when it is
 /// counted next: until then the budget can be exceeded.
-const LATE_EVICTIONS: u64 = BUDGET / 8;
+const MAX_EXCESS_BYTES: u64 = BUFFER_BUDGET_BYTES / 8;
 
 /// The amount of data that an attacker sends on a connection, and its frame size.
 const BODY_BYTES: u32 = 4 << 20;
@@ -65,7 +65,7 @@ const SEND_IDLE_TIME: Duration = Duration::from_secs(1);
 /// How long an attacker takes to connect, at least. kube-apiserver leaves requests behind its
 /// GOAWAY without a response, and attackers wait for them: without this, the attack on the bridge
 /// would be several times as fast as the one on kube-apiserver that it is compared with.
-const CONNECT_TIME: Duration = RESPONSE_TIMEOUT;
+const MIN_CONNECT_TIME: Duration = RESPONSE_TIMEOUT;
 
 /// How long an attacker waits for the next response, after the first.
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -316,14 +316,14 @@ fn window_increment(frame: &Frame) -> u32 {
 }
 
 /// A connection of the attack that has been answered.
-struct Pinned {
+struct AttackConnection {
     io: Connection,
     /// What it may still send.
     room: u32,
 }
 
 /// Opens 16 POSTs, and receives responses without a window for them.
-async fn hold_buffers(client: TlsClient, address: SocketAddr) -> Option<Pinned> {
+async fn hold_buffers(client: TlsClient, address: SocketAddr) -> Option<AttackConnection> {
     let client = client.alpn(&["h2"]);
     let mut io = client.connect(address, "localhost").await.ok()?;
     let settings = [(setting::INITIAL_WINDOW_SIZE, 0)];
@@ -351,14 +351,14 @@ async fn hold_buffers(client: TlsClient, address: SocketAddr) -> Option<Pinned> 
         room += window_increment(&frame);
         answers += usize::from(frame.header.kind == kind::HEADERS);
     }
-    (answers > 0).then_some(Pinned { io, room })
+    (answers > 0).then_some(AttackConnection { io, room })
 }
 
 fn streams() -> impl Iterator<Item = u32> + Clone {
     (0..16).map(|number| 2 * number + 1)
 }
 
-impl Pinned {
+impl AttackConnection {
     /// Sends on, as much and as soon as the windows allow, up to [`BODY_BYTES`].
     async fn fill(&mut self, sent: &AtomicU64) -> Option<()> {
         for stream in streams().cycle().take((BODY_BYTES / FRAME_BYTES) as usize) {
@@ -457,7 +457,7 @@ fn attackers(client: &TlsClient, address: SocketAddr, progress: &Arc<Progress>) 
         let (client, progress, turns) = (client.clone(), progress.clone(), turns.clone());
         attackers.spawn(async move {
             let turn = turns.acquire_owned().await;
-            let (pinned, ()) = tokio::join!(hold_buffers(client, address), sleep(CONNECT_TIME));
+            let (pinned, ()) = tokio::join!(hold_buffers(client, address), sleep(MIN_CONNECT_TIME));
             drop(turn);
             let Some(mut pinned) = pinned else {
                 progress.failed.fetch_add(1, Ordering::Relaxed);
@@ -558,9 +558,9 @@ async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_
         grown / MIB,
         most_counted / 1024
     );
-    let allowed = BUDGET + LATE_EVICTIONS;
+    let allowed = BUFFER_BUDGET_BYTES + MAX_EXCESS_BYTES;
     assert!(most_counted <= allowed, "{} MiB", most_counted / MIB);
-    let allowed = BUDGET + MAX_BYTES_PER_CONNECTION * ATTACK_CONNECTIONS as u64;
+    let allowed = BUFFER_BUDGET_BYTES + MAX_BYTES_PER_CONNECTION * ATTACK_CONNECTIONS as u64;
     assert!(grown <= allowed, "{} of {} MiB", grown / MIB, allowed / MIB);
     let PhaseMedians {
         connecting,
@@ -568,9 +568,9 @@ async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_
         held,
     } = bridged_attack;
     for (phase, seen, slack) in [
-        ("connecting", connecting, ATTACK_SLACK),
-        ("sending", sending, ATTACK_SLACK),
-        ("held", held, SLACK),
+        ("connecting", connecting, ATTACK_MEDIAN_TOLERANCE),
+        ("sending", sending, ATTACK_MEDIAN_TOLERANCE),
+        ("held", held, MEDIAN_TOLERANCE),
     ] {
         let Medians { bridged, direct } = seen;
         assert!(

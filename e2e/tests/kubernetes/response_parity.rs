@@ -320,7 +320,7 @@ async fn an_unchanged_document_is_304(both: &mut ClientPair, differences: &mut V
         let etag = response.header("etag").unwrap_or("\"none\"").to_owned();
         let request = request.header("If-None-Match", &etag);
         let status = both.compare(request.clone(), differences).await;
-        // For a user who is authorized, and for a document that has one.
+        // For an authorized user, and for a document with an ETag.
         if response.status == 200 && response.header("etag").is_some() {
             assert_eq!(status, 304, "{request:?}");
         }

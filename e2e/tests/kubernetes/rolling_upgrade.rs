@@ -100,11 +100,11 @@ async fn upgrade_and_downgrade(versions: &[String]) {
     client.finish().await;
 }
 
-trait Union {
+trait UnionOfSets {
     fn union(&self) -> BTreeSet<String>;
 }
 
-impl Union for Vec<BTreeSet<String>> {
+impl UnionOfSets for Vec<BTreeSet<String>> {
     fn union(&self) -> BTreeSet<String> {
         self.iter().flatten().cloned().collect()
     }

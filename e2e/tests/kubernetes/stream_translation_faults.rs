@@ -27,7 +27,7 @@ const DETECTION_TIMEOUT: Duration = Duration::from_secs(15);
 const OUTPUT_BYTES: u64 = 1 << 30;
 
 /// How much of the output, or of an input, is transferred before the kill.
-const TRANSFERRED_BEFORE_KILL: u64 = 32 << 20;
+const TRANSFERRED_BEFORE_KILL_BYTES: u64 = 32 << 20;
 
 #[tokio::test]
 async fn a_kill_of_either_end_is_detected_by_the_other() {
@@ -167,10 +167,10 @@ async fn check_protocol(plane: &mut ControlPlane, protocol: StreamProtocol) {
         // component in front of it cannot detect that.
         Some(direct) => {
             let (bridged, expected) = (commands.end(&what).await, direct.end(&what).await);
-            let asked = bridged.last().expect("one was started");
+            let requested = bridged.last().expect("one was started");
             assert!(
-                asked.0 == CommandState::Asked && asked.1 != 0,
-                "{what}: {asked:?}"
+                requested.0 == CommandState::Requested && requested.1 != 0,
+                "{what}: {requested:?}"
             );
             for ((state, bridged), (_, expected)) in bridged.into_iter().zip(expected) {
                 assert!(
@@ -211,7 +211,7 @@ async fn check_protocol(plane: &mut ControlPlane, protocol: StreamProtocol) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CommandState {
     /// The request was sent to the node, which has not responded.
-    Asked,
+    Requested,
     /// It has started, and written nothing.
     Started,
     /// It has written something, and is idle.
@@ -228,7 +228,7 @@ impl CommandState {
 
     fn program(self) -> String {
         match self {
-            Self::Asked | Self::Started | Self::Input => "cat >/dev/null".to_owned(),
+            Self::Requested | Self::Started | Self::Input => "cat >/dev/null".to_owned(),
             Self::Idle => "cat".to_owned(),
             Self::Output => format!("head -c {OUTPUT_BYTES} /dev/zero"),
         }
@@ -274,7 +274,7 @@ impl Commands {
     async fn start_blocked(&mut self, target: &StreamTarget<'_>, node: &Node, round: &str) {
         node.process.signal("STOP");
         let before = connections(node);
-        let (name, state) = (format!("{round}-asked"), CommandState::Asked);
+        let (name, state) = (format!("{round}-requested"), CommandState::Requested);
         let command = Command::start(target, &node.directory, &name, state, &self.resume);
         eventually("the node is asked", TEST_TIMEOUT, async || {
             connections(node) > before
@@ -364,9 +364,9 @@ impl Command {
     /// Waits until it is in its state.
     async fn wait_until_in_state(&mut self) {
         let enough = match self.state {
-            CommandState::Asked | CommandState::Started => 0,
+            CommandState::Requested | CommandState::Started => 0,
             CommandState::Idle => 1,
-            CommandState::Output | CommandState::Input => TRANSFERRED_BEFORE_KILL,
+            CommandState::Output | CommandState::Input => TRANSFERRED_BEFORE_KILL_BYTES,
         };
         let what = format!("a command is at {:?}", self.state);
         eventually(&what, Duration::from_mins(1), async || {
@@ -411,7 +411,7 @@ async fn read_output(mut stdout: ChildStdout, received: Arc<AtomicU64>, resume: 
     while let Ok(length @ 1..) = stdout.read(&mut buffer).await {
         total += length as u64;
         received.fetch_add(length as u64, Ordering::Relaxed);
-        if total >= TRANSFERRED_BEFORE_KILL {
+        if total >= TRANSFERRED_BEFORE_KILL_BYTES {
             // There is nothing to acquire: the semaphore is closed when the time has come.
             let _ = resume.acquire().await;
         }
@@ -421,7 +421,7 @@ async fn read_output(mut stdout: ChildStdout, received: Arc<AtomicU64>, resume: 
 /// Writes the input of its state, and never closes it.
 async fn write_input(mut stdin: ChildStdin, state: CommandState, received: Arc<AtomicU64>) {
     match state {
-        CommandState::Asked | CommandState::Started | CommandState::Output => {}
+        CommandState::Requested | CommandState::Started | CommandState::Output => {}
         CommandState::Idle => stdin.write_all(b"a line\n").await.unwrap(),
         CommandState::Input => {
             let zeros = vec![0; 64 << 10];

@@ -1,6 +1,6 @@
 //! The right that a stream needs, for every path to a server: over WebSocket it is a GET
 //! and needs `get`, over SPDY a POST and needs `create`, and no translation admits a user
-//! who has only the lesser right.
+//! with only the `get` right.
 
 use std::net::SocketAddr;
 

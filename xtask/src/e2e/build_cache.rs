@@ -8,7 +8,7 @@ use std::{env, fs, io};
 use super::go_modules;
 use super::python;
 use super::version::Version;
-use crate::step::{self, Failed};
+use crate::step::{self, StepError};
 
 /// Built programs. They are kept outside the checkout under a digest of their inputs, and
 /// linked into it under their plain names.
@@ -20,7 +20,7 @@ pub(super) struct BuildCache {
 }
 
 impl BuildCache {
-    pub(super) fn open() -> Result<Self, Failed> {
+    pub(super) fn open() -> Result<Self, StepError> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let root = root.canonicalize().map_err(failed("the checkout"))?;
         let cache = env::var_os("XDG_CACHE_HOME")
@@ -57,7 +57,7 @@ impl BuildCache {
     }
 
     /// Runs the tests of a Go program under `e2e/`, then builds it.
-    pub(super) fn program(&self, name: &str) -> Result<(), Failed> {
+    pub(super) fn program(&self, name: &str) -> Result<(), StepError> {
         let directory = self.sources.join(name);
         let mut inputs = vec![directory.join("go.mod"), directory.join("go.sum")];
         inputs.extend(go_files(&directory)?);
@@ -73,14 +73,14 @@ impl BuildCache {
     }
 
     /// Builds a third-party Go package, with the `go.mod` of a folder under `e2e/`.
-    pub(super) fn tool(&self, name: &str, package: &str) -> Result<(), Failed> {
+    pub(super) fn tool(&self, name: &str, package: &str) -> Result<(), StepError> {
         let directory = self.sources.join(name);
         let inputs = ["go.mod", "go.sum"].map(|file| directory.join(file));
         self.build(name, &directory, &inputs, &["-ldflags=-s -w", package])
     }
 
     /// Makes a Python environment with the packages of `e2e/python`.
-    pub(super) fn python(&self) -> Result<(), Failed> {
+    pub(super) fn python(&self) -> Result<(), StepError> {
         let name = "python";
         let requirements = self.sources.join("python/requirements.txt");
         let key = self.key(
@@ -94,7 +94,7 @@ impl BuildCache {
 
     /// Builds programs of a version of Kubernetes: folders under
     /// `e2e/kubernetes`.
-    pub(super) fn kubernetes(&self, version: Version, programs: &[&str]) -> Result<(), Failed> {
+    pub(super) fn kubernetes(&self, version: Version, programs: &[&str]) -> Result<(), StepError> {
         let directory = self.sources.join("kubernetes");
         let modules = self.modules(version)?;
         for program in programs {
@@ -120,7 +120,7 @@ impl BuildCache {
     }
 
     /// The `go.mod` of a version, relative to `e2e/kubernetes`.
-    pub(super) fn modules(&self, version: Version) -> Result<PathBuf, Failed> {
+    pub(super) fn modules(&self, version: Version) -> Result<PathBuf, StepError> {
         let sources = self.sources.join("kubernetes");
         let committed = PathBuf::from(format!("versions/{version}.mod"));
         if sources.join(&committed).exists() {
@@ -140,7 +140,7 @@ impl BuildCache {
         directory: &Path,
         inputs: &[PathBuf],
         arguments: &[&str],
-    ) -> Result<(), Failed> {
+    ) -> Result<(), StepError> {
         let key = self.key(arguments, inputs)?;
         self.entry(name, key, |unfinished| {
             build(unfinished, directory, arguments)
@@ -152,8 +152,8 @@ impl BuildCache {
         &self,
         name: &str,
         key: u64,
-        make: impl FnOnce(&Path) -> Result<(), Failed>,
-    ) -> Result<(), Failed> {
+        make: impl FnOnce(&Path) -> Result<(), StepError>,
+    ) -> Result<(), StepError> {
         let entry = self.cache.join(format!("{name}-{key:016x}"));
         if entry.exists() {
             println!("{name}: cached");
@@ -170,7 +170,7 @@ impl BuildCache {
     }
 
     /// A digest of the compiler, the arguments and the contents of the input files.
-    fn key(&self, arguments: &[&str], inputs: &[PathBuf]) -> Result<u64, Failed> {
+    fn key(&self, arguments: &[&str], inputs: &[PathBuf]) -> Result<u64, StepError> {
         let mut key = DefaultHasher::new();
         (&self.compiler, arguments).hash(&mut key);
         for input in inputs {
@@ -181,7 +181,7 @@ impl BuildCache {
     }
 }
 
-fn build(program: &Path, directory: &Path, arguments: &[&str]) -> Result<(), Failed> {
+fn build(program: &Path, directory: &Path, arguments: &[&str]) -> Result<(), StepError> {
     step::run(
         go("build -o")
             .arg(program)
@@ -220,13 +220,13 @@ pub(super) fn go(words: &str) -> Command {
     command
 }
 
-pub(super) fn failed(what: &str) -> impl Fn(io::Error) -> Failed + use<> {
+pub(super) fn failed(what: &str) -> impl Fn(io::Error) -> StepError + use<> {
     let what = what.to_owned();
-    move |error| Failed(format!("{what}: {error}"))
+    move |error| StepError(format!("{what}: {error}"))
 }
 
 /// All Go source files below a directory, sorted.
-fn go_files(directory: &Path) -> Result<Vec<PathBuf>, Failed> {
+fn go_files(directory: &Path) -> Result<Vec<PathBuf>, StepError> {
     let failed = failed(&directory.display().to_string());
     let mut files = Vec::new();
     for entry in fs::read_dir(directory).map_err(&failed)? {

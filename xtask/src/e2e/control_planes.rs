@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::{env, fmt};
 
 use super::version::Version;
-use crate::step::Failed;
+use crate::step::StepError;
 
 /// The control planes of the test command: two versions that can share an etcd, and one from
 /// before WebSocket streams. The test program uses the same by default.
@@ -28,14 +28,14 @@ const PROGRAM_OF_NEWEST_VERSION: &str = "kube-controller-manager";
 
 /// How much to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Extent {
+pub(crate) enum SuiteSelection {
     /// As much as the test command runs.
     Default,
     /// The additional control planes and the long tests too.
     All,
 }
 
-impl Extent {
+impl SuiteSelection {
     /// Long tests are `#[ignore]`d; this flag includes them.
     pub(super) fn test_flag(self) -> Option<&'static str> {
         match self {
@@ -52,24 +52,24 @@ pub(super) struct Planes(Vec<Vec<Version>>);
 
 impl Planes {
     /// The control planes for a flag and the environment. Warns of versions too far apart.
-    pub(super) fn choose(extent: Extent) -> Result<Self, Failed> {
+    pub(super) fn choose(extent: SuiteSelection) -> Result<Self, StepError> {
         let chosen = env::var(VERSIONS_VARIABLE).unwrap_or_default();
-        let planes = Self::of(extent, &chosen).map_err(Failed)?;
+        let planes = Self::of(extent, &chosen).map_err(StepError)?;
         if let Some(warning) = planes.skew_warning() {
             eprintln!("warning: {warning}");
         }
         Ok(planes)
     }
 
-    fn of(extent: Extent, chosen: &str) -> Result<Self, String> {
+    fn of(extent: SuiteSelection, chosen: &str) -> Result<Self, String> {
         let chosen =
             listed(chosen, &[',', ' ']).map_err(|why| format!("{VERSIONS_VARIABLE}: {why}"))?;
         if !chosen.is_empty() {
             return Ok(Self(vec![chosen]));
         }
         let text = match extent {
-            Extent::Default => DEFAULT.to_owned(),
-            Extent::All => format!("{DEFAULT} {ADDITIONAL}"),
+            SuiteSelection::Default => DEFAULT.to_owned(),
+            SuiteSelection::All => format!("{DEFAULT} {ADDITIONAL}"),
         };
         let planes = text.split_whitespace().map(|plane| listed(plane, &['+']));
         planes.collect::<Result<_, _>>().map(Self)
@@ -126,7 +126,7 @@ fn listed(text: &str, separators: &[char]) -> Result<Vec<Version>, String> {
 mod tests {
     use super::*;
 
-    fn planes(extent: Extent, chosen: &str) -> Planes {
+    fn planes(extent: SuiteSelection, chosen: &str) -> Planes {
         Planes::of(extent, chosen).expect("planes")
     }
 
@@ -139,14 +139,14 @@ mod tests {
 
     #[test]
     fn the_default_control_planes_are_those_of_the_test_program() {
-        let planes = planes(Extent::Default, "");
+        let planes = planes(SuiteSelection::Default, "");
         assert_eq!(planes.to_string(), DEFAULT.trim());
         assert_eq!(versions(&planes), ["1.36.4", "1.34.4", "1.28.15"]);
     }
 
     #[test]
     fn all_control_planes_are_the_default_and_the_additional_ones() {
-        let planes = planes(Extent::All, "");
+        let planes = planes(SuiteSelection::All, "");
         assert_eq!(
             planes.to_string(),
             "1.34.4+1.36.4 1.28.15 1.34.4+1.35.8+1.36.4 1.28.15+1.29.15"
@@ -161,19 +161,19 @@ mod tests {
     #[test]
     fn versions_from_the_environment_are_the_only_control_plane() {
         for text in ["1.33.5,1.34.4", "1.33.5 1.34.4", " v1.33.5, 1.34.4,"] {
-            for extent in [Extent::Default, Extent::All] {
+            for extent in [SuiteSelection::Default, SuiteSelection::All] {
                 assert_eq!(planes(extent, text).to_string(), "1.33.5+1.34.4", "{text}");
             }
         }
-        let blank = planes(Extent::Default, " ");
-        assert_eq!(blank, planes(Extent::Default, ""));
+        let blank = planes(SuiteSelection::Default, " ");
+        assert_eq!(blank, planes(SuiteSelection::Default, ""));
     }
 
     #[test]
     fn a_word_that_is_not_a_released_version_is_named() {
         for wrong in ["1.34", "latest"] {
             let text = format!("1.34.4,{wrong}");
-            let why = Planes::of(Extent::Default, &text).expect_err(wrong);
+            let why = Planes::of(SuiteSelection::Default, &text).expect_err(wrong);
             assert!(why.starts_with("E2E_VERSIONS: "), "{why}");
             assert!(why.contains(&format!("{wrong:?}")), "{why}");
         }
@@ -182,17 +182,17 @@ mod tests {
     #[test]
     fn versions_too_far_apart_cause_a_warning() {
         assert_eq!(
-            planes(Extent::Default, "1.34.4,1.36.4").skew_warning(),
+            planes(SuiteSelection::Default, "1.34.4,1.36.4").skew_warning(),
             None
         );
-        let warning = planes(Extent::Default, "1.36.4,1.34.4,1.33.5").skew_warning();
+        let warning = planes(SuiteSelection::Default, "1.36.4,1.34.4,1.33.5").skew_warning();
         let warning = warning.expect("a warning");
         assert!(warning.starts_with("1.33.5 and 1.36.4 are"), "{warning}");
     }
 
     #[test]
     fn only_the_newest_version_has_a_controller_manager() {
-        let planes = planes(Extent::All, "");
+        let planes = planes(SuiteSelection::All, "");
         let with: Vec<_> = planes
             .versions()
             .filter(|version| {

@@ -9,7 +9,7 @@ use std::{fs, process};
 
 use super::build_cache::{failed, go};
 use super::version::Version;
-use crate::step::{self, Failed};
+use crate::step::{self, StepError};
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
@@ -19,7 +19,7 @@ pub(super) fn generated(
     sources: &Path,
     directory: &Path,
     key: u64,
-) -> Result<PathBuf, Failed> {
+) -> Result<PathBuf, StepError> {
     let modules = directory.join(format!("kubernetes-{version}-{key:016x}.mod"));
     if modules.exists() {
         return Ok(modules);
@@ -33,10 +33,10 @@ pub(super) fn generated(
             .arg(format!("-modfile={}", unfinished.display()))
             .current_dir(sources),
     );
-    if let Err(Failed(why)) = tidied {
+    if let Err(StepError(why)) = tidied {
         let _ = fs::remove_file(&unfinished);
         let module = at(version);
-        return Err(Failed(format!(
+        return Err(StepError(format!(
             "the registry lacks a dependency of {module}: {why}"
         )));
     }
@@ -49,13 +49,13 @@ pub(super) fn generated(
 }
 
 /// The `go.mod` of Kubernetes itself.
-fn own_requirements(version: Version) -> Result<String, Failed> {
+fn own_requirements(version: Version) -> Result<String, StepError> {
     let module = at(version);
     let listed = outside_of_any_module(go("list -m -f {{.GoMod}}").arg(&module)).output();
     let listed = listed.map_err(failed("go list"))?;
     if !listed.status.success() {
-        let known = known_beside(version);
-        return Err(Failed(format!(
+        let known = shared_module_versions(version);
+        return Err(StepError(format!(
             "Kubernetes {version} is not in the module registry; of 1.{} it lists {}\n{}",
             version.minor,
             if known.is_empty() { "none" } else { &known },
@@ -68,7 +68,7 @@ fn own_requirements(version: Version) -> Result<String, Failed> {
 
 /// The other patch versions of a minor version that the registry lists. A mirror may have more
 /// than it lists.
-fn known_beside(version: Version) -> String {
+fn shared_module_versions(version: Version) -> String {
     let listed = outside_of_any_module(go("list -m -versions").arg(KUBERNETES)).output();
     let listed = listed.map(|output| output.stdout).unwrap_or_default();
     let listed = String::from_utf8_lossy(&listed);

@@ -11,48 +11,48 @@ mod version;
 use std::process::Command;
 
 use crate::background_steps::{self, BackgroundStep};
-use crate::debian_packages::{self, Need};
-use crate::step::{self, Failed, Steps};
+use crate::debian_packages::{self, RequiredProgram};
+use crate::step::{self, StepError, Steps};
 
 use build_cache::BuildCache;
-pub(crate) use control_planes::Extent;
 use control_planes::Planes;
+pub(crate) use control_planes::SuiteSelection;
 use parallel::SuiteRunner;
 use suites::Program;
 
 /// Programs that the tests start.
-const NEEDS: [Need; 7] = [
+const NEEDS: [RequiredProgram; 7] = [
     // A host name for each kube-apiserver, and its end with the test.
-    Need {
+    RequiredProgram {
         program: "unshare",
         packages: &["util-linux"],
     },
-    Need {
+    RequiredProgram {
         program: "hostname",
         packages: &["hostname"],
     },
     // Terminals for kubectl.
-    Need {
+    RequiredProgram {
         program: "script",
         packages: &["bsdutils"],
     },
     // Terminals for our own commands.
-    Need {
+    RequiredProgram {
         program: "tmux",
         packages: &["tmux"],
     },
     // A reverse proxy that passes WebSocket and no other upgrade.
-    Need {
+    RequiredProgram {
         program: "nginx",
         packages: &["nginx-light"],
     },
     // A load balancer that closes idle connections.
-    Need {
+    RequiredProgram {
         program: "haproxy",
         packages: &["haproxy"],
     },
     // For the official Python client.
-    Need {
+    RequiredProgram {
         program: "python3",
         packages: &["python3", "python3-venv"],
     },
@@ -72,7 +72,7 @@ const TOOLS_OF_ALL: [(&str, &str); 1] = [("k9s", "github.com/derailed/k9s")];
 const PLANES: &str = "SKEWBRIDGE_E2E_PLANES";
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
 
-pub(crate) fn run(extent: Extent, filter: &[&str]) -> Result<(), Failed> {
+pub(crate) fn run(extent: SuiteSelection, filter: &[&str]) -> Result<(), StepError> {
     let mut steps = Steps::default();
     self::steps(&mut steps, extent, filter, Vec::new())?;
     steps.summarize();
@@ -82,10 +82,10 @@ pub(crate) fn run(extent: Extent, filter: &[&str]) -> Result<(), Failed> {
 /// The same as steps of a longer run, with background steps during the tests.
 pub(crate) fn steps(
     steps: &mut Steps,
-    extent: Extent,
+    extent: SuiteSelection,
     filter: &[&str],
     background_steps: Vec<BackgroundStep>,
-) -> Result<(), Failed> {
+) -> Result<(), StepError> {
     let planes = Planes::choose(extent)?;
     steps.run("programs for real Kubernetes", needs)?;
     let cache = BuildCache::open()?;
@@ -108,8 +108,8 @@ pub(crate) fn steps(
     }
     // After kubectl: Go's build cache then has most of their packages.
     let further = match extent {
-        Extent::Default => &[][..],
-        Extent::All => &TOOLS_OF_ALL,
+        SuiteSelection::Default => &[][..],
+        SuiteSelection::All => &TOOLS_OF_ALL,
     };
     for (name, package) in TOOLS.iter().chain(further) {
         steps.run(name, || cache.tool(name, package))?;
@@ -129,8 +129,8 @@ pub(crate) fn steps(
 
 /// For a measurement: builds the newest kube-apiserver, etcd and the node, and sets the
 /// environment variables of `command`.
-pub(crate) fn provide(command: &mut Command) -> Result<(), Failed> {
-    let planes = Planes::choose(Extent::Default)?;
+pub(crate) fn provide(command: &mut Command) -> Result<(), StepError> {
+    let planes = Planes::choose(SuiteSelection::Default)?;
     needs()?;
     let cache = BuildCache::open()?;
     for program in ["etcd", "node"] {
@@ -144,12 +144,12 @@ pub(crate) fn provide(command: &mut Command) -> Result<(), Failed> {
     Ok(())
 }
 
-fn needs() -> Result<(), Failed> {
+fn needs() -> Result<(), StepError> {
     debian_packages::ensure(&NEEDS)?;
     if step::exists("go") {
         return Ok(());
     }
-    Err(Failed(
+    Err(StepError(
         "missing: go; the real servers are built with Go 1.26 or later".to_owned(),
     ))
 }
@@ -158,9 +158,9 @@ fn test(
     program: &Program,
     cache: &BuildCache,
     planes: &Planes,
-    extent: Extent,
+    extent: SuiteSelection,
     filter: &[&str],
-) -> Result<(), Failed> {
+) -> Result<(), StepError> {
     println!("control planes: {planes}");
     let flags: Vec<_> = extent.test_flag().into_iter().collect();
     let suites = program.suites(&[&flags, filter].concat())?;

@@ -12,7 +12,7 @@ use std::{io, thread};
 
 use super::build_cache::failed;
 use super::suites::Suite;
-use crate::step::Failed;
+use crate::step::StepError;
 
 /// A starting server keeps a core busy, and the test command is made for two cores.
 const MAX_PARALLEL_SUITES: usize = 2;
@@ -33,7 +33,7 @@ pub(super) struct SuiteRunner<'a> {
 
 impl SuiteRunner<'_> {
     /// Runs all suites to their end; then fails if one has failed.
-    pub(super) fn all(&self, suites: VecDeque<Suite>) -> Result<(), Failed> {
+    pub(super) fn all(&self, suites: VecDeque<Suite>) -> Result<(), StepError> {
         fs::create_dir_all(self.logs).map_err(failed("the directory for the output of tests"))?;
         let progress = Progress::new(suites.len());
         let run = |suite: Suite| self.run_suite(&suite, &progress);
@@ -137,13 +137,13 @@ impl Progress {
         );
     }
 
-    fn result(self, output: &Path) -> Result<(), Failed> {
+    fn result(self, output: &Path) -> Result<(), StepError> {
         let state = self.state.into_inner();
         let failed = state.unwrap_or_else(PoisonError::into_inner).failed;
         if failed.is_empty() {
             return Ok(());
         }
-        Err(Failed(format!(
+        Err(StepError(format!(
             "{} of {} suites failed: {}; their output is above and in {}",
             failed.len(),
             self.all,
@@ -268,7 +268,7 @@ mod tests {
             progress.started(name);
             progress.finished(name, &outcome, SECOND, b"");
         }
-        let Failed(why) = progress.result(Path::new("/logs")).expect_err("a failure");
+        let StepError(why) = progress.result(Path::new("/logs")).expect_err("a failure");
         assert_eq!(
             why,
             "2 of 3 suites failed: etcd, plane; their output is above and in /logs"

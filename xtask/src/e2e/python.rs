@@ -5,10 +5,10 @@ use std::process::Command;
 
 use super::build_cache::failed;
 use crate::debian_packages;
-use crate::step::{self, Failed};
+use crate::step::{self, StepError};
 
 /// Debian has the modules for virtual environments in a separate package.
-pub(super) fn ensure_environments() -> Result<(), Failed> {
+pub(super) fn ensure_environments() -> Result<(), StepError> {
     let has_modules =
         || step::succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"]));
     if has_modules() {
@@ -21,13 +21,13 @@ pub(super) fn ensure_environments() -> Result<(), Failed> {
     if has_modules() {
         return Ok(());
     }
-    Err(Failed(
+    Err(StepError(
         "python3 cannot create virtual environments (python3 -m venv)".to_owned(),
     ))
 }
 
 /// The version and prefix of Python. An environment works with one Python only.
-pub(super) fn version() -> Result<String, Failed> {
+pub(super) fn version() -> Result<String, StepError> {
     let script = "import sys; print(sys.version, sys.base_prefix)";
     let output = Command::new("python3").args(["-c", script]).output();
     let output = output.map_err(failed("python3"))?;
@@ -35,7 +35,7 @@ pub(super) fn version() -> Result<String, Failed> {
 }
 
 /// Creates an environment with the packages of a requirements file, each verified by hash.
-pub(super) fn make(environment: &Path, requirements: &Path) -> Result<(), Failed> {
+pub(super) fn make(environment: &Path, requirements: &Path) -> Result<(), StepError> {
     step::run(
         Command::new("python3")
             .args(["-m", "venv"])

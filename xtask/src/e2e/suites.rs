@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::step::{self, Failed, cargo};
+use crate::step::{self, StepError, cargo};
 
 /// The suites that take longest, longest first. One that starts late would run alone at the
 /// end. A wrong order only costs time.
@@ -64,15 +64,15 @@ impl Program {
     ///
     /// They are built as part of the workspace: cargo unifies the features of dependencies over
     /// the chosen packages, and would build half of them again for another choice.
-    pub(super) fn build(sources: &Path) -> Result<Self, Failed> {
+    pub(super) fn build(sources: &Path) -> Result<Self, StepError> {
         let mut build = cargo("test --locked --workspace --features skewbridge-e2e/kubernetes");
         build.args(["--no-run", "--message-format=json-render-diagnostics"]);
         // `serve` is an integration test of the bridge, for which cargo builds its binary.
         build.args(["--test", "serve", "--test", "kubernetes"]);
         let ended = match build.stderr(Stdio::inherit()).output() {
             Ok(ended) if ended.status.success() => ended,
-            Ok(ended) => return Err(Failed(format!("cargo test --no-run: {}", ended.status))),
-            Err(error) => return Err(Failed(format!("cargo did not start: {error}"))),
+            Ok(ended) => return Err(StepError(format!("cargo test --no-run: {}", ended.status))),
+            Err(error) => return Err(StepError(format!("cargo did not start: {error}"))),
         };
         // `cargo test` would build the example as a test program.
         step::run(&mut cargo(&format!(
@@ -81,22 +81,22 @@ impl Program {
         let messages = String::from_utf8_lossy(&ended.stdout);
         let tests = sources.join("tests");
         let program = messages.lines().find_map(|it| test_program(it, &tests));
-        program.ok_or_else(|| Failed("cargo built no test program of e2e".to_owned()))
+        program.ok_or_else(|| StepError("cargo built no test program of e2e".to_owned()))
     }
 
     /// The suites that match these arguments, in the order in which they start.
-    pub(super) fn suites(&self, arguments: &[&str]) -> Result<VecDeque<Suite>, Failed> {
+    pub(super) fn suites(&self, arguments: &[&str]) -> Result<VecDeque<Suite>, StepError> {
         let mut list = Command::new(&self.0);
         list.args(["--list", "--format=terse"]).args(arguments);
         let list = match list.stdin(Stdio::null()).stderr(Stdio::inherit()).output() {
             Ok(list) if list.status.success() => list.stdout,
-            Ok(list) => return Err(Failed(format!("the tests' --list: {}", list.status))),
-            Err(error) => return Err(Failed(format!("the tests' --list: {error}"))),
+            Ok(list) => return Err(StepError(format!("the tests' --list: {}", list.status))),
+            Err(error) => return Err(StepError(format!("the tests' --list: {error}"))),
         };
         let suites = self.by_module(&String::from_utf8_lossy(&list));
         if suites.is_empty() {
             let arguments = arguments.join(" ");
-            return Err(Failed(format!("no test matches `{arguments}`")));
+            return Err(StepError(format!("no test matches `{arguments}`")));
         }
         Ok(sorted(suites, &LONGEST))
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 use super::Edges;
-use crate::step::Failed;
+use crate::step::StepError;
 
 /// A line of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,25 +23,25 @@ impl fmt::Display for SourceLine {
 }
 
 /// The edges between the top-level modules below `source`.
-pub(crate) fn edges(source: &Path) -> Result<Edges, Failed> {
+pub(crate) fn edges(source: &Path) -> Result<Edges, StepError> {
     let mut files = Vec::new();
     collect(source, &mut files)?;
     files.sort();
-    let mut found = Found::default();
+    let mut found = ModuleScan::default();
     for file in &files {
         let text = std::fs::read_to_string(file)
-            .map_err(|error| Failed(format!("{}: {error}", file.display())))?;
+            .map_err(|error| StepError(format!("{}: {error}", file.display())))?;
         let tokens: TokenStream = text
             .parse()
-            .map_err(|error| Failed(format!("{}: {error}", file.display())))?;
+            .map_err(|error| StepError(format!("{}: {error}", file.display())))?;
         let shown = file.strip_prefix(source).unwrap_or(file);
         found.file(shown, tokens);
     }
     Ok(found.resolve())
 }
 
-fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failed> {
-    let failed = |error: std::io::Error| Failed(format!("{}: {error}", directory.display()));
+fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), StepError> {
+    let failed = |error: std::io::Error| StepError(format!("{}: {error}", directory.display()));
     for entry in std::fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.is_dir() {
@@ -62,7 +62,7 @@ struct PathReference {
 }
 
 #[derive(Debug, Default)]
-struct Found {
+struct ModuleScan {
     /// Every module that a file or a block declares, by its path.
     modules: BTreeSet<Vec<String>>,
     mentions: Vec<PathReference>,
@@ -72,7 +72,7 @@ struct Found {
     reexports: BTreeMap<String, String>,
 }
 
-impl Found {
+impl ModuleScan {
     fn file(&mut self, file: &Path, tokens: TokenStream) {
         let module = module_of(file);
         self.modules.insert(module.clone());
@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     fn edges_of(files: &[(&str, &str)]) -> Vec<(String, String)> {
-        let mut found = Found::default();
+        let mut found = ModuleScan::default();
         for (file, text) in files {
             found.file(Path::new(file), text.parse().unwrap());
         }

@@ -42,7 +42,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
         .as_ref()
         .and_then(|uri| uri.0.as_ref().err());
     let ended = if let Some(wrong) = wrong_uri {
-        Err(Problem::Usage(vec![format!("--pkcs11-uri: {wrong}")]))
+        Err(AgentError::Usage(vec![format!("--pkcs11-uri: {wrong}")]))
     } else if flags.shared && !flags.shared_instance {
         request_from_shared()
     } else {
@@ -50,39 +50,39 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Problem::Usage(problems)) => {
+        Err(AgentError::Usage(problems)) => {
             for problem in problems {
                 print_error(&problem);
             }
             let _ = writeln!(std::io::stderr(), "see skewbridge agent --help");
             ExitCode::from(crate::EXIT_USAGE)
         }
-        Err(Problem::Failed(problem)) => {
+        Err(AgentError::Failed(problem)) => {
             print_error(&problem);
             ExitCode::FAILURE
         }
     }
 }
 
-enum Problem {
+enum AgentError {
     Usage(Vec<String>),
     Failed(String),
 }
 
-impl From<Error> for Problem {
+impl From<Error> for AgentError {
     fn from(error: Error) -> Self {
         Self::Failed(error.to_string())
     }
 }
 
-impl From<std::io::Error> for Problem {
+impl From<std::io::Error> for AgentError {
     fn from(error: std::io::Error) -> Self {
         Self::Failed(error.to_string())
     }
 }
 
 /// Serves as the proxy, for one client or as the shared instance.
-fn serve(flags: &Flags) -> Result<(), Problem> {
+fn serve(flags: &Flags) -> Result<(), AgentError> {
     let exec_info = ExecInfo::from_environment()?;
     // For the shutdown watcher. Requests are served on a thread of their own.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -99,7 +99,10 @@ fn serve(flags: &Flags) -> Result<(), Problem> {
 }
 
 /// Starts before the first prompt: the client may exit while a PIN is awaited.
-async fn serve_until_end(flags: &Flags, exec_info: &ExecInfo) -> Result<ShutdownReason, Problem> {
+async fn serve_until_end(
+    flags: &Flags,
+    exec_info: &ExecInfo,
+) -> Result<ShutdownReason, AgentError> {
     let lock = if flags.without_lock_file || flags.shared_instance {
         LockFile::Optional
     } else {
@@ -135,7 +138,7 @@ async fn serve_until_end(flags: &Flags, exec_info: &ExecInfo) -> Result<Shutdown
 
 /// Connects to the shared instance, and starts it if there is none. The instance itself detects
 /// that its client exits during a prompt.
-fn request_from_shared() -> Result<(), Problem> {
+fn request_from_shared() -> Result<(), AgentError> {
     let exec_info = ExecInfo::from_environment()?;
     let path = instance_path(&exec_info)?;
     let mut instance = Command::new(std::env::current_exe()?);

@@ -9,7 +9,7 @@ use skewbridge_http_signature as http_signature;
 use skewbridge_pkcs11::{PinSource, Selection, TokenConfig, TokenKey};
 use skewbridge_sigv4 as sigv4;
 
-use super::Problem;
+use super::AgentError;
 use super::flags::{self, Flags, Signer};
 
 /// A proxy, and the checks and keys that its signers need before it starts.
@@ -22,22 +22,22 @@ pub(super) struct Signers {
 impl Signers {
     /// Resolves the credentials that requests will be signed with. Without them every request
     /// fails, and kubectl does not show the reason.
-    pub(super) async fn check_credentials(&self) -> Result<(), Problem> {
+    pub(super) async fn check_credentials(&self) -> Result<(), AgentError> {
         let Some(sigv4) = &self.sigv4 else {
             return Ok(());
         };
         let checked = sigv4.check().await;
-        checked.map_err(|cause| Problem::Failed(format!("--signer=sigv4: {cause}")))
+        checked.map_err(|cause| AgentError::Failed(format!("--signer=sigv4: {cause}")))
     }
 
     /// The proxy with all of its signers. This is the last step, because it may prompt for a
     /// PIN.
-    pub(super) fn open(self) -> Result<ExecProxy, Problem> {
+    pub(super) fn open(self) -> Result<ExecProxy, AgentError> {
         match self.token {
             None => Ok(self.proxy),
             Some(config) => {
                 let key = TokenKey::open(config);
-                let key = key.map_err(|error| Problem::Failed(error.to_string()))?;
+                let key = key.map_err(|error| AgentError::Failed(error.to_string()))?;
                 Ok(self.proxy.key(Arc::new(key)))
             }
         }
@@ -45,7 +45,7 @@ impl Signers {
 }
 
 /// The signers of these flags, or all errors of the flags.
-pub(super) fn signers(flags: &Flags, exec_info: &ExecInfo) -> Result<Signers, Problem> {
+pub(super) fn signers(flags: &Flags, exec_info: &ExecInfo) -> Result<Signers, AgentError> {
     let mut problems = misplaced(flags);
     let mut proxy = ExecProxy::new()
         .listen(match flags.listen {
@@ -67,22 +67,24 @@ pub(super) fn signers(flags: &Flags, exec_info: &ExecInfo) -> Result<Signers, Pr
                 }
                 Err(problem) => Err(problem),
             },
-            Signer::File => file(flags).map(|key| Part::Key(Arc::new(key))),
-            Signer::Headers => headers(flags).map(|it| Part::Modifier(Box::new(it))),
+            Signer::File => file(flags).map(|key| SignerPart::Key(Arc::new(key))),
+            Signer::Headers => headers(flags).map(|it| SignerPart::Modifier(Box::new(it))),
             Signer::Sigv4 => sigv4(flags).map(|it| {
                 aws = Some(it.clone());
-                Part::Modifier(Box::new(it))
+                SignerPart::Modifier(Box::new(it))
             }),
-            Signer::HttpSignature => http_signature(flags).map(|it| Part::Modifier(Box::new(it))),
+            Signer::HttpSignature => {
+                http_signature(flags).map(|it| SignerPart::Modifier(Box::new(it)))
+            }
         };
         match built {
-            Ok(Part::Key(key)) => proxy = proxy.key(key),
-            Ok(Part::Modifier(modifier)) => proxy = proxy.boxed_modifier(modifier),
+            Ok(SignerPart::Key(key)) => proxy = proxy.key(key),
+            Ok(SignerPart::Modifier(modifier)) => proxy = proxy.boxed_modifier(modifier),
             Err(problem) => problems.push(problem),
         }
     }
     if !problems.is_empty() {
-        return Err(Problem::Usage(problems));
+        return Err(AgentError::Usage(problems));
     }
     Ok(Signers {
         proxy,
@@ -91,7 +93,7 @@ pub(super) fn signers(flags: &Flags, exec_info: &ExecInfo) -> Result<Signers, Pr
     })
 }
 
-enum Part {
+enum SignerPart {
     Key(Arc<dyn ClientKey>),
     Modifier(Box<dyn skewbridge_exec_proxy::RequestModifier>),
 }

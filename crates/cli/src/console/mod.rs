@@ -7,4 +7,4 @@ mod terminal;
 
 pub(crate) use detach::{DetachKeys, KeyResult};
 pub(crate) use stdio::{StdInput, StdOutput};
-pub(crate) use terminal::{INTERRUPTED, RawTerminal, Signals, TermSignals, is_terminal, size};
+pub(crate) use terminal::{EXIT_INTERRUPTED, RawTerminal, Signals, TermSignals, is_terminal, size};

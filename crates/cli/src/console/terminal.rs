@@ -84,7 +84,7 @@ impl Signals {
 pub(crate) struct TermSignals([(SignalStream, u8); 4]);
 
 /// The exit code that shells report after Ctrl-C.
-pub(crate) const INTERRUPTED: u8 = 130;
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 
 impl TermSignals {
     /// From now on, they do not end the program.

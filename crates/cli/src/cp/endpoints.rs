@@ -19,7 +19,7 @@ use crate::skew::plain;
 pub(super) struct Endpoints {
     pub(super) source: Location,
     pub(super) target: Location,
-    refused: Arc<Refused>,
+    refused: Arc<LastRefusedNamespace>,
 }
 
 impl Endpoints {
@@ -31,7 +31,7 @@ impl Endpoints {
             access: &access,
             executor: executor(access.endpoint.clone()).into(),
             reported: Arc::new(AtomicBool::new(access.verbosity == 0)),
-            refused: Arc::new(Refused::default()),
+            refused: Arc::new(LastRefusedNamespace::default()),
         };
         Ok(Self {
             source: lookup.locate(&direction.source).await?,
@@ -49,7 +49,7 @@ impl Endpoints {
         };
         let why = [&self.source, &self.target]
             .into_iter()
-            .filter_map(Location::why_not);
+            .filter_map(Location::not_running_reason);
         why.fold(failure, Failure::hint)
     }
 }
@@ -64,14 +64,14 @@ pub(super) struct PodLocation {
     pub(super) pod: Pod,
     pub(super) path: String,
     /// Why its container does not run, if it does not.
-    why_not: Option<String>,
+    not_running_reason: Option<String>,
 }
 
 impl Location {
-    fn why_not(&self) -> Option<&str> {
+    fn not_running_reason(&self) -> Option<&str> {
         match self {
             Self::Local(_) => None,
-            Self::Pod(there) => there.why_not.as_deref(),
+            Self::Pod(pod) => pod.not_running_reason.as_deref(),
         }
     }
 }
@@ -82,7 +82,7 @@ struct Lookup<'a> {
     access: &'a ClusterAccess,
     executor: Arc<dyn Executor>,
     reported: Arc<AtomicBool>,
-    refused: Arc<Refused>,
+    refused: Arc<LastRefusedNamespace>,
 }
 
 impl Lookup<'_> {
@@ -118,7 +118,7 @@ impl Lookup<'_> {
             refused: self.refused.clone(),
         };
         Ok(Location::Pod(Box::new(PodLocation {
-            why_not: found.why_not_running(&container.name),
+            not_running_reason: found.why_not_running(&container.name),
             pod: Pod {
                 executor: Arc::new(executor),
                 namespace: namespace.clone(),
@@ -132,9 +132,9 @@ impl Lookup<'_> {
 
 /// The namespace of the last refused command, of either pod.
 #[derive(Debug, Default)]
-struct Refused(Mutex<String>);
+struct LastRefusedNamespace(Mutex<String>);
 
-impl Refused {
+impl LastRefusedNamespace {
     fn note(&self, namespace: &str) {
         namespace.clone_into(&mut self.lock());
     }
@@ -153,7 +153,7 @@ struct TransportReporter {
     inner: Arc<dyn Executor>,
     reported: Arc<AtomicBool>,
     namespace: String,
-    refused: Arc<Refused>,
+    refused: Arc<LastRefusedNamespace>,
 }
 
 impl Executor for TransportReporter {

@@ -128,7 +128,7 @@ struct Rate {
 }
 
 /// Number of measurements of the rate.
-const MEASUREMENTS: usize = 10;
+const RATE_SAMPLE_COUNT: usize = 10;
 
 impl Rate {
     fn new(now: Instant) -> Self {
@@ -140,7 +140,7 @@ impl Rate {
     fn at(&mut self, now: Instant, bytes: u64) -> u64 {
         // After a restarted copy there are fewer bytes than before.
         self.seen.retain(|(_, before)| *before <= bytes);
-        if self.seen.len() > MEASUREMENTS {
+        if self.seen.len() > RATE_SAMPLE_COUNT {
             self.seen.remove(0);
         }
         self.seen.push((now, bytes));

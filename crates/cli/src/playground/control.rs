@@ -15,7 +15,7 @@ use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use skewbridge_http_engine::body::{RequestBody, ResponseBody};
-use skewbridge_http_engine::drain::announcement;
+use skewbridge_http_engine::drain::drain_channel;
 use skewbridge_http_engine::server::{ClientIo, ClientResponse as HttpAnswer, Service};
 use skewbridge_http_engine::server::{ClientTimeouts, h1};
 use tokio::net::TcpListener;
@@ -56,10 +56,10 @@ impl fmt::Debug for Control {
 }
 
 /// Serves until it is dropped. Idle connections are closed to make room for new ones.
-pub(super) async fn run(listener: TcpListener, control: Control, patience: ClientTimeouts) {
-    let (_never, drain) = announcement();
+pub(super) async fn run(listener: TcpListener, control: Control, timeouts: ClientTimeouts) {
+    let (_never, drain) = drain_channel();
     let mut connections = JoinSet::new();
-    let mut open: VecDeque<Open> = VecDeque::new();
+    let mut open: VecDeque<OpenConnection> = VecDeque::new();
     loop {
         let Ok((tcp, _)) = listener.accept().await else {
             tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
@@ -68,7 +68,7 @@ pub(super) async fn run(listener: TcpListener, control: Control, patience: Clien
         while connections.try_join_next().is_some() {}
         open.retain(|it| !it.task.is_finished());
         if open.len() >= MAX_CONNECTIONS {
-            let Some(idle) = open.iter().position(Open::is_idle) else {
+            let Some(idle) = open.iter().position(OpenConnection::is_idle) else {
                 // All connections are busy; the new one is dropped.
                 continue;
             };
@@ -82,19 +82,19 @@ pub(super) async fn run(listener: TcpListener, control: Control, patience: Clien
             busy: busy.clone(),
         };
         let io = ClientIo::Plain(tcp);
-        let task = connections.spawn(h1::serve(io, requests, patience, drain.clone()));
-        open.push_back(Open { task, busy });
+        let task = connections.spawn(h1::serve(io, requests, timeouts, drain.clone()));
+        open.push_back(OpenConnection { task, busy });
     }
 }
 
 /// A connection, the oldest first.
-struct Open {
+struct OpenConnection {
     task: AbortHandle,
     /// Whether a request is in progress: then it is not closed.
     busy: Arc<AtomicBool>,
 }
 
-impl Open {
+impl OpenConnection {
     fn is_idle(&self) -> bool {
         !self.busy.load(Ordering::Relaxed)
     }
@@ -254,12 +254,12 @@ mod tests {
             ..control()
         };
         // Long enough that no connection times out in this test.
-        let patience = ClientTimeouts {
+        let timeouts = ClientTimeouts {
             head: 100 * limit,
             idle: 100 * limit,
             stall: 100 * limit,
         };
-        let serving = tokio::spawn(run(listener, control, patience));
+        let serving = tokio::spawn(run(listener, control, timeouts));
         let ask = async || {
             let mut asking = TcpStream::connect(address).await.unwrap();
             let request = format!(

@@ -15,7 +15,7 @@ use skewbridge_client::private_dir::create_private_dir;
 const PRIVATE_MODE: u32 = 0o700;
 
 /// The uid of root.
-const ROOT: u32 = 0;
+const ROOT_UID: u32 = 0;
 
 /// Mode bits: group or others may write.
 const OTHERS_WRITE_MODE: u32 = 0o022;
@@ -86,20 +86,20 @@ impl Directory {
 /// Keys and files of pods must not be in a directory of another user, because that user could replace them.
 fn check_owner(path: &Path, found: &fs::Metadata) -> Result<()> {
     let us = geteuid();
-    judge_owner(us.as_raw(), found.uid(), found.mode())
+    check_owner_and_mode(us.as_raw(), found.uid(), found.mode())
         .map_err(|why| anyhow!("--directory: {} {why}", path.display()))
 }
 
 /// Why a directory of this owner and mode is refused. A directory of root must be safe already,
 /// because other users may have put files into one that was not.
-fn judge_owner(us: u32, owner: u32, mode: u32) -> Result<(), String> {
+fn check_owner_and_mode(us: u32, owner: u32, mode: u32) -> Result<(), String> {
     if owner != us {
         return Err(format!(
             "belongs to user {owner}, not to user {us}; name one of your own, or one that \
              does not exist"
         ));
     }
-    if us == ROOT && mode & OTHERS_WRITE_MODE != 0 {
+    if us == ROOT_UID && mode & OTHERS_WRITE_MODE != 0 {
         return Err(format!(
             "can be written to by others (mode {:03o}); `chmod go-w` it, or name one that does \
              not exist",
@@ -147,10 +147,10 @@ mod tests {
             (0, 1000, 0o700, false),
         ];
         for (us, owner, mode, good) in rows {
-            let judged = judge_owner(us, owner, 0o40_000 | mode);
+            let judged = check_owner_and_mode(us, owner, 0o40_000 | mode);
             assert_eq!(judged.is_ok(), good, "{us} {owner} {mode:o}: {judged:?}");
         }
-        let refused = judge_owner(0, 0, 0o40_775).unwrap_err();
+        let refused = check_owner_and_mode(0, 0, 0o40_775).unwrap_err();
         assert!(refused.contains("(mode 775)"), "{refused}");
         if geteuid().is_root() {
             let fresh = Directory::prepare(None).unwrap();

@@ -54,7 +54,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const COMMAND_QUEUE_LENGTH: usize = 8;
 
 /// The offset of the control port.
-const CONTROL_PORT: usize = 6;
+const CONTROL_PORT_OFFSET: usize = 6;
 
 /// Runs as a process of a pod, if the first argument is [`PROCESS`]. The arguments after it are
 /// the command line of a container, so clap does not parse them.
@@ -71,7 +71,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
             format: LogFormat::Text,
         });
     }
-    match play(flags) {
+    match run_playground(flags) {
         Ok(code) => code,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "skewbridge playground: {error:#}");
@@ -80,7 +80,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     }
 }
 
-fn play(flags: &Flags) -> Result<ExitCode> {
+fn run_playground(flags: &Flags) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -117,9 +117,9 @@ async fn run_cluster(
     playground: &mut Option<Cluster>,
 ) -> Result<ExitCode> {
     let ports = flags.port_base.map_or(Ports::Free, Ports::From);
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports.number(CONTROL_PORT)));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports.number(CONTROL_PORT_OFFSET)));
     let listener = listener.await.map_err(|cause| ClusterError::Port {
-        address: (Ipv4Addr::LOCALHOST, ports.number(CONTROL_PORT)).into(),
+        address: (Ipv4Addr::LOCALHOST, ports.number(CONTROL_PORT_OFFSET)).into(),
         cause,
     })?;
     let started = Cluster::start(ClusterConfig {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::reference::{Kind, Reference};
 
 /// Maximum size of a file: more than an API server accepts for one object.
-const MAX_SIZE: u64 = 4 * 1024 * 1024;
+const MAX_MANIFEST_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The identity of the object in a file. The rest is read from the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,8 +123,9 @@ const MULTIPLE: &str = "cannot exec into multiple objects at a time";
 
 fn text(from: impl io::Read) -> io::Result<String> {
     let mut text = String::new();
-    from.take(MAX_SIZE + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_SIZE {
+    from.take(MAX_MANIFEST_BYTES + 1)
+        .read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_MANIFEST_BYTES {
         return Err(io::Error::other("is larger than 4 MiB; correct the path"));
     }
     Ok(text)

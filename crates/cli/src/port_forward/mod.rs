@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::client_command::{self, Failure, pod_running_timeout};
 use crate::cluster_flags::ClusterFlags;
-use crate::console::{INTERRUPTED, TermSignals};
+use crate::console::{EXIT_INTERRUPTED, TermSignals};
 use crate::pods::{Pods, Reference};
 use listen::{Address, Listener};
 use printer::{print_stderr, print_stdout, print_stdout_now};
@@ -128,7 +128,7 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
 /// As with kubectl, Ctrl-C is not an error.
 fn exit_result(code: u8) -> Result<(), Failure> {
     match code {
-        INTERRUPTED => Ok(()),
+        EXIT_INTERRUPTED => Ok(()),
         code => Err(Failure::silent(code)),
     }
 }

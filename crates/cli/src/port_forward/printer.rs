@@ -98,6 +98,6 @@ fn writer<W: Write + 'static>(to: fn() -> W) -> Option<SyncSender<QueuedLine>> {
             }
         }
     };
-    let thread = std::thread::Builder::new().name("tell".to_owned());
+    let thread = std::thread::Builder::new().name("printer".to_owned());
     thread.spawn(writing).is_ok().then_some(sender)
 }

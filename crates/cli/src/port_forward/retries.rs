@@ -35,7 +35,7 @@ impl Retries {
     }
 
     /// A connection is lost.
-    pub(super) fn lost(&mut self, uptime: Uptime, now: Instant) {
+    pub(super) fn on_disconnect(&mut self, uptime: Uptime, now: Instant) {
         if uptime.time >= self.stable_uptime(uptime.served) {
             *self = Self::new(self.max_wait, now);
         }
@@ -81,7 +81,7 @@ mod tests {
     }
     use Event::{Attempt, Lost, LostInUse};
 
-    const MINUTE: u64 = 60_000;
+    const MILLIS_PER_MINUTE: u64 = 60_000;
 
     /// The limit in milliseconds, and the events.
     const ROWS: [(&str, u64, &[Event]); 7] = [
@@ -89,7 +89,7 @@ mod tests {
             "no server answers",
             2_000,
             &[
-                Lost(0, MINUTE),
+                Lost(0, MILLIS_PER_MINUTE),
                 Attempt(0, Some(0)),
                 Attempt(100, Some(200)),
                 Attempt(400, Some(400)),
@@ -101,7 +101,7 @@ mod tests {
             "each is lost at once",
             2_000,
             &[
-                Lost(0, MINUTE),
+                Lost(0, MILLIS_PER_MINUTE),
                 Attempt(0, Some(0)),
                 Lost(1, 1),
                 Attempt(1, Some(200)),
@@ -115,9 +115,9 @@ mod tests {
         ),
         (
             "the longest pause is that",
-            10 * MINUTE,
+            10 * MILLIS_PER_MINUTE,
             &[
-                Lost(0, MINUTE),
+                Lost(0, MILLIS_PER_MINUTE),
                 Attempt(0, Some(0)),
                 Attempt(0, Some(200)),
                 Attempt(0, Some(400)),
@@ -128,16 +128,16 @@ mod tests {
                 Attempt(0, Some(10_000)),
                 Attempt(0, Some(10_000)),
                 // It was stable, so the backoff is reset.
-                Lost(5 * MINUTE, 10_000),
-                Attempt(5 * MINUTE, Some(0)),
-                Lost(5 * MINUTE, 9_999),
-                Attempt(5 * MINUTE, Some(200)),
-                Attempt(15 * MINUTE - 1, None),
+                Lost(5 * MILLIS_PER_MINUTE, 10_000),
+                Attempt(5 * MILLIS_PER_MINUTE, Some(0)),
+                Lost(5 * MILLIS_PER_MINUTE, 9_999),
+                Attempt(5 * MILLIS_PER_MINUTE, Some(200)),
+                Attempt(15 * MILLIS_PER_MINUTE - 1, None),
             ],
         ),
         (
             "a way that is cut every few seconds, and of use",
-            MINUTE,
+            MILLIS_PER_MINUTE,
             &[
                 LostInUse(0, 5_000),
                 Attempt(0, Some(0)),
@@ -149,9 +149,9 @@ mod tests {
         ),
         (
             "a server that gives a byte and closes",
-            MINUTE,
+            MILLIS_PER_MINUTE,
             &[
-                LostInUse(0, MINUTE),
+                LostInUse(0, MILLIS_PER_MINUTE),
                 Attempt(0, Some(0)),
                 LostInUse(1, 1),
                 Attempt(1, Some(200)),
@@ -160,20 +160,20 @@ mod tests {
             ],
         ),
         (
-            "lost after the end of our patience",
-            MINUTE,
+            "lost after the retry timeout",
+            MILLIS_PER_MINUTE,
             &[
-                Lost(0, MINUTE),
+                Lost(0, MILLIS_PER_MINUTE),
                 Attempt(0, Some(0)),
-                Lost(MINUTE, 5_000),
-                Attempt(MINUTE, None),
+                Lost(MILLIS_PER_MINUTE, 5_000),
+                Attempt(MILLIS_PER_MINUTE, None),
             ],
         ),
         (
             "with a short limit, a short lifetime is stable",
             1_000,
             &[
-                Lost(0, MINUTE),
+                Lost(0, MILLIS_PER_MINUTE),
                 Attempt(0, Some(0)),
                 Lost(1_500, 1_000),
                 Attempt(1_500, Some(0)),
@@ -189,8 +189,8 @@ mod tests {
             let mut retries = Retries::new(millis(max_wait), start);
             for event in events {
                 match *event {
-                    Lost(time, uptime) => retries.lost(after(uptime, false), at(time)),
-                    LostInUse(time, uptime) => retries.lost(after(uptime, true), at(time)),
+                    Lost(time, uptime) => retries.on_disconnect(after(uptime, false), at(time)),
+                    LostInUse(time, uptime) => retries.on_disconnect(after(uptime, true), at(time)),
                     Attempt(time, expected) => {
                         let pause = retries.next(at(time));
                         assert_eq!(pause, expected.map(millis), "{what}, at {time}");

@@ -106,7 +106,7 @@ impl Connector {
                 served: connection.forwarder.has_received_data(),
             };
             drop(connection);
-            retries.lost(uptime, Instant::now());
+            retries.on_disconnect(uptime, Instant::now());
             connection = match self.reconnect(&mut retries, Failure::new(lost)).await {
                 Ok(again) => Arc::new(again),
                 Err(failure) => return failure,

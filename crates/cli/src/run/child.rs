@@ -12,18 +12,18 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::SignalKind;
 
 /// Exit codes of shells for a program that does not exist or cannot be executed.
-const NOT_FOUND: u8 = 127;
-const NOT_EXECUTABLE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
+const EXIT_NOT_EXECUTABLE: u8 = 126;
 
 /// The result of the command.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct CommandExit {
     pub(super) code: u8,
     /// Why it was not started.
     pub(super) problem: Option<String>,
 }
 
-impl Ended {
+impl CommandExit {
     /// A terminating signal arrived before the command was started.
     pub(super) fn by_signal(signal: Signal) -> Self {
         Self {
@@ -71,7 +71,7 @@ fn with_loopback(list: Option<&OsStr>) -> OsString {
 }
 
 /// Runs the command to its end, in the same process group and on the same terminal.
-pub(super) async fn run(mut command: Command, mut signals: Signals) -> Ended {
+pub(super) async fn run(mut command: Command, mut signals: Signals) -> CommandExit {
     let program = command
         .as_std()
         .get_program()
@@ -81,10 +81,10 @@ pub(super) async fn run(mut command: Command, mut signals: Signals) -> Ended {
         Ok(child) => child,
         Err(error) => {
             let (code, cause) = match error.kind() {
-                ErrorKind::NotFound => (NOT_FOUND, "command not found".to_owned()),
-                _ => (NOT_EXECUTABLE, error.to_string()),
+                ErrorKind::NotFound => (EXIT_NOT_FOUND, "command not found".to_owned()),
+                _ => (EXIT_NOT_EXECUTABLE, error.to_string()),
             };
-            return Ended {
+            return CommandExit {
                 code,
                 problem: Some(format!("{program}: {cause}")),
             };
@@ -93,8 +93,8 @@ pub(super) async fn run(mut command: Command, mut signals: Signals) -> Ended {
     loop {
         tokio::select! {
             status = child.wait() => return match status {
-                Ok(status) => Ended { code: code(status), problem: None },
-                Err(error) => Ended {
+                Ok(status) => CommandExit { code: code(status), problem: None },
+                Err(error) => CommandExit {
                     code: super::EXIT_FAILED,
                     problem: Some(format!("{program}: {error}")),
                 },

@@ -57,12 +57,12 @@ pub(crate) struct Options {
     pub(crate) context: Option<String>,
     pub(crate) namespace: Option<String>,
     pub(crate) plugin_timeout: Duration,
-    pub(crate) what: What,
+    pub(crate) command: CommandKind,
 }
 
 /// The command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum CommandKind {
     /// A program with its arguments.
     Command(OsString, Vec<OsString>),
     /// The user's shell.
@@ -73,15 +73,15 @@ impl Flags {
     /// Parses the flags, or returns all errors.
     pub(crate) fn parse(&self) -> Result<Options, Vec<String>> {
         let mut problems = Vec::new();
-        let what = match (self.command.split_first(), self.shell) {
+        let command = match (self.command.split_first(), self.shell) {
             (Some(_), true) => {
                 problems.push("--shell: cannot be combined with a command".to_owned());
                 None
             }
             (Some((program, arguments)), false) => {
-                Some(What::Command(program.clone(), arguments.to_vec()))
+                Some(CommandKind::Command(program.clone(), arguments.to_vec()))
             }
-            (None, true) => Some(What::Shell),
+            (None, true) => Some(CommandKind::Shell),
             (None, false) => {
                 problems.push("a command after --, or --shell, is required".to_owned());
                 None
@@ -93,13 +93,13 @@ impl Flags {
         };
         let plugin_timeout =
             plugin_timeout.map_err(|wrong| problems.push(format!("--plugin-timeout: {wrong}")));
-        match (what, plugin_timeout) {
-            (Some(what), Ok(plugin_timeout)) if problems.is_empty() => Ok(Options {
+        match (command, plugin_timeout) {
+            (Some(command), Ok(plugin_timeout)) if problems.is_empty() => Ok(Options {
                 kubeconfig: self.kubeconfig.clone(),
                 context: self.context.clone(),
                 namespace: self.namespace.clone(),
                 plugin_timeout,
-                what,
+                command,
             }),
             _ => Err(problems),
         }
@@ -136,15 +136,15 @@ mod tests {
             "x",
         ]);
         let options = options.unwrap();
-        let command = What::Command(
+        let command = CommandKind::Command(
             "kubectl".into(),
             vec!["get".into(), "-n".into(), "x".into()],
         );
-        assert_eq!(options.what, command);
+        assert_eq!(options.command, command);
         assert_eq!(options.context.as_deref(), Some("c"));
         assert_eq!(options.namespace.as_deref(), Some("shop"));
         assert_eq!(options.plugin_timeout, Duration::from_mins(5));
-        assert_eq!(parse(&["--shell"]).unwrap().what, What::Shell);
+        assert_eq!(parse(&["--shell"]).unwrap().command, CommandKind::Shell);
     }
 
     #[test]

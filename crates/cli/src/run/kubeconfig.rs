@@ -27,34 +27,34 @@ pub(crate) fn text(target: &Target, namespace: Option<&str>, access: &Access) ->
         name => name,
     };
     let key = SecretString::new(STANDARD.encode(access.key.expose()));
-    let config = Written {
+    let config = KubeconfigFile {
         api_version: "v1",
         kind: "Config",
         current_context: &target.context,
-        contexts: [Named {
+        contexts: [NamedEntry {
             name: &target.context,
             context: Some(WrittenContext {
                 cluster: &target.cluster_name,
                 user,
                 namespace: namespace.or(target.namespace.as_deref()),
             }),
-            ..Named::default()
+            ..NamedEntry::default()
         }],
-        clusters: [Named {
+        clusters: [NamedEntry {
             name: &target.cluster_name,
             cluster: Some(WrittenCluster {
                 server: &access.server,
                 certificate_authority_data: STANDARD.encode(&access.authority),
             }),
-            ..Named::default()
+            ..NamedEntry::default()
         }],
-        users: [Named {
+        users: [NamedEntry {
             name: user,
             user: Some(WrittenUser {
                 client_certificate_data: STANDARD.encode(&access.certificate),
                 client_key_data: key.expose(),
             }),
-            ..Named::default()
+            ..NamedEntry::default()
         }],
     };
     // Usually large enough: a buffer that grows would leave copies of the key behind.
@@ -69,19 +69,19 @@ const KUBECONFIG_BUFFER_BYTES: usize = 16 * 1024;
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Written<'a> {
+struct KubeconfigFile<'a> {
     #[serde(rename = "apiVersion")]
     api_version: &'static str,
     kind: &'static str,
     current_context: &'a str,
-    contexts: [Named<'a>; 1],
-    clusters: [Named<'a>; 1],
-    users: [Named<'a>; 1],
+    contexts: [NamedEntry<'a>; 1],
+    clusters: [NamedEntry<'a>; 1],
+    users: [NamedEntry<'a>; 1],
 }
 
 /// An entry of any of the lists.
 #[derive(Serialize, Default)]
-struct Named<'a> {
+struct NamedEntry<'a> {
     name: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     context: Option<WrittenContext<'a>>,

@@ -84,7 +84,7 @@ impl Dial for Upstream {
             let opened = opened.map_err(|error| connect_error(&error))?;
             let credential = opened
                 .credential
-                .map(|credential| Arc::new(ByPlugin(credential)) as _);
+                .map(|credential| Arc::new(PluginCredential(credential)) as _);
             Ok(DialedStream {
                 stream: opened.stream,
                 protocol: Protocol::from_alpn(opened.protocol.as_deref()),
@@ -95,9 +95,9 @@ impl Dial for Upstream {
 }
 
 /// The credential of the plugin is used until it expires, or until the cluster answers 401.
-struct ByPlugin(ConnectionCredential);
+struct PluginCredential(ConnectionCredential);
 
-impl CredentialState for ByPlugin {
+impl CredentialState for PluginCredential {
     fn is_valid(&self) -> bool {
         self.0.is_valid()
     }

@@ -15,7 +15,7 @@ use skewbridge_client::api_server::Timeouts;
 use skewbridge_client::private_dir::PrivateDir;
 use skewbridge_client::{Endpoint, Kubeconfig, Target, exec_plugin};
 
-use child::{Ended, Signals};
+use child::{CommandExit, Signals};
 pub(crate) use flags::Flags;
 use flags::Options;
 use loopback_proxy::LoopbackProxy;
@@ -69,7 +69,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
 
 /// From the first run of the plugin to the end of the command. Everything that was created for
 /// it is removed afterwards.
-async fn session(options: &Options) -> Result<Ended, String> {
+async fn session(options: &Options) -> Result<CommandExit, String> {
     let config = Kubeconfig::load(options.kubeconfig.as_deref()).map_err(|it| it.to_string())?;
     let target = config
         .target(options.context.as_deref())
@@ -84,7 +84,7 @@ async fn session(options: &Options) -> Result<Ended, String> {
     let endpoint = tokio::select! {
         endpoint = Endpoint::prepare_with_timeouts(&target, timeouts) => endpoint,
         // There is no command yet: the signal ends this program, and the plugin with it.
-        signal = signals.next() => return Ok(Ended::by_signal(signal)),
+        signal = signals.next() => return Ok(CommandExit::by_signal(signal)),
     };
     let endpoint = Arc::new(endpoint.map_err(|error| error.to_string())?);
     let proxy = LoopbackProxy::open(endpoint).await?;
@@ -99,7 +99,7 @@ async fn run_command(
     options: &Options,
     target: &Target,
     signals: Signals,
-) -> Result<Ended, String> {
+) -> Result<CommandExit, String> {
     // Not an anonymous file: `kubectl config`, helm and others write beside a kubeconfig or
     // replace it, and a path below `/proc` means nothing in another namespace of processes.
     let directory = PrivateDir::create_locked(DIRECTORY_PREFIX).map_err(|error| {
@@ -113,7 +113,7 @@ async fn run_command(
         .write("config", text.expose().as_bytes())
         .map_err(|error| format!("{}: {error}", directory.path().display()))?;
     drop(text);
-    let mut command = shell::command(&options.what, &target.context, &directory)?;
+    let mut command = shell::command(&options.command, &target.context, &directory)?;
     child::environment(&mut command, &path, &target.context, |name| {
         std::env::var_os(name)
     });

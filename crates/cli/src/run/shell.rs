@@ -7,7 +7,7 @@ use std::path::Path;
 use skewbridge_client::private_dir::PrivateDir;
 use tokio::process::Command;
 
-use super::flags::What;
+use super::flags::CommandKind;
 
 /// The user's own file first, then the hint. The context is expanded when the prompt is printed,
 /// and not parsed as a part of it.
@@ -21,17 +21,17 @@ const PROMPT: &str = "($SKEWBRIDGE_CONTEXT) $ ";
 
 /// The program with its arguments.
 pub(super) fn command(
-    what: &What,
+    what: &CommandKind,
     context: &str,
     directory: &PrivateDir,
 ) -> Result<Command, String> {
     match what {
-        What::Command(program, arguments) => {
+        CommandKind::Command(program, arguments) => {
             let mut command = Command::new(program);
             command.args(arguments);
             Ok(command)
         }
-        What::Shell => {
+        CommandKind::Shell => {
             let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
             let shell = shell.unwrap_or_else(|| OsString::from("/bin/sh"));
             let _ = writeln!(

@@ -7,9 +7,9 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use skewbridge_gateway::config::{
-    Admin, ApiServerIdentity, BridgeUser, Callers, Config, Egress, Etcd, Feature, Limits, Listen,
-    LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
-    TranslateStreams, Upstream, UpstreamStreams,
+    Admin, ApiServerIdentity, AuthenticationConfig, BridgeUser, Config, Egress, Etcd, Feature,
+    Limits, Listen, LogFormat, Logs, Peers, RegistryKind, RequestHeader, ServingTls, Shutdown,
+    Streams, TlsVersion, TranslateStreams, Upstream, UpstreamStreams,
 };
 use skewbridge_gateway::tls::ca_conflict::{self, CaConflict};
 use skewbridge_gateway::tls::files::{KeyPairFiles, load_ca};
@@ -96,7 +96,7 @@ fn listen(
     })
 }
 
-fn serving(flags: &ServingFlags, diagnostics: &mut Diagnostics) -> Option<Serving> {
+fn serving(flags: &ServingFlags, diagnostics: &mut Diagnostics) -> Option<ServingTls> {
     let cert = ("--tls-cert-file", non_empty(flags.tls_cert_file.as_ref()));
     let key = (
         "--tls-private-key-file",
@@ -108,7 +108,7 @@ fn serving(flags: &ServingFlags, diagnostics: &mut Diagnostics) -> Option<Servin
     }
     let key_pair = diagnostics.key_pair(cert, key);
     let min_version = diagnostics.value("--tls-min-version", tls_version(&flags.tls_min_version));
-    Some(Serving {
+    Some(ServingTls {
         key_pair: key_pair?,
         min_version: min_version?,
     })
@@ -129,7 +129,7 @@ fn tls_version(text: &str) -> Parsed<TlsVersion> {
     )
 }
 
-fn callers(flags: &AuthenticationFlags, diagnostics: &mut Diagnostics) -> Callers {
+fn callers(flags: &AuthenticationFlags, diagnostics: &mut Diagnostics) -> AuthenticationConfig {
     const REQUEST_HEADER_CA: &str = "--requestheader-client-ca-file";
     let client_ca = diagnostics.ca(("--client-ca-file", non_empty(flags.client_ca_file.as_ref())));
     let path = non_empty(flags.requestheader_client_ca_file.as_ref());
@@ -142,7 +142,7 @@ fn callers(flags: &AuthenticationFlags, diagnostics: &mut Diagnostics) -> Caller
     let headers = identity_headers(flags, diagnostics);
     let (client_ca, users) = client_ca.unzip();
     let (peer_ca, proxies) = peer_ca.unzip();
-    let callers = Callers {
+    let callers = AuthenticationConfig {
         client_ca,
         request_header: peer_ca.map(|ca| RequestHeader { ca, allowed_names }),
         signatures: signatures::read(flags, &headers, diagnostics),

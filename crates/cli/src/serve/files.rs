@@ -16,14 +16,14 @@ use super::parse::Parsed;
 
 /// The largest YAML file: enough for thousands of peers, not for a wrong path such as a device
 /// or a log.
-const MAX_DOCUMENT_SIZE: u64 = 1024 * 1024;
+const MAX_DOCUMENT_BYTES: u64 = 1024 * 1024;
 
 /// A flag and its value.
-pub(crate) type Given<'a> = (&'static str, Option<&'a str>);
+pub(crate) type FlagValue<'a> = (&'static str, Option<&'a str>);
 
 impl Diagnostics {
     /// A CA bundle, if one was given.
-    pub(crate) fn ca(&mut self, (flag, path): Given<'_>) -> Option<(PathBuf, CaBundle)> {
+    pub(crate) fn ca(&mut self, (flag, path): FlagValue<'_>) -> Option<(PathBuf, CaBundle)> {
         let path = PathBuf::from(path?);
         match files::load_ca(&path) {
             Ok(bundle) => {
@@ -53,7 +53,11 @@ impl Diagnostics {
     }
 
     /// A certificate and its key, both or neither.
-    pub(crate) fn key_pair(&mut self, cert: Given<'_>, key: Given<'_>) -> Option<KeyPairFiles> {
+    pub(crate) fn key_pair(
+        &mut self,
+        cert: FlagValue<'_>,
+        key: FlagValue<'_>,
+    ) -> Option<KeyPairFiles> {
         let files = match (cert.1, key.1) {
             (Some(cert), Some(key)) => KeyPairFiles {
                 cert: cert.into(),
@@ -116,9 +120,9 @@ pub(crate) fn yaml<T: DeserializeOwned>(path: &Path) -> Parsed<T> {
     };
     let mut text = String::new();
     File::open(path)
-        .and_then(|file| file.take(MAX_DOCUMENT_SIZE + 1).read_to_string(&mut text))
+        .and_then(|file| file.take(MAX_DOCUMENT_BYTES + 1).read_to_string(&mut text))
         .map_err(unreadable)?;
-    if text.len() as u64 > MAX_DOCUMENT_SIZE {
+    if text.len() as u64 > MAX_DOCUMENT_BYTES {
         return Err("is larger than 1 MiB; correct the path".into());
     }
     if text.trim().is_empty() {

@@ -8,10 +8,10 @@ use skewbridge_discovery::diff::{Difference, Missing};
 use super::report::{Bridge, Loss, Report, group_version, plain, resource};
 
 /// A longer name is replaced by its number.
-const LONGEST_LABEL: usize = 24;
+const MAX_LABEL_CHARS: usize = 24;
 
 /// Lists are wrapped for a narrow terminal.
-const WIDTH: usize = 80;
+const LINE_WIDTH_CHARS: usize = 80;
 
 /// The level of detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,8 @@ pub(crate) fn render(report: &Report, detail: Detail) -> String {
     let table = Table {
         report,
         detail,
-        numbered: (report.servers.iter()).any(|server| server.name.chars().count() > LONGEST_LABEL),
+        numbered: (report.servers.iter())
+            .any(|server| server.name.chars().count() > MAX_LABEL_CHARS),
     };
     let mut out = table.servers();
     if report.skew.is_empty() {
@@ -64,10 +65,10 @@ impl Table<'_> {
                 Some(text) => text.clone(),
                 None => "-".to_owned(),
             };
-            let tally = self.report.index(number);
-            let tally = tally.map(|index| self.report.skew.servers[index]);
-            let mut resources = tally.map_or("?".to_owned(), |it| it.resources.to_string());
-            if server.problem().is_some() && tally.is_some() {
+            let counts = self.report.index(number);
+            let counts = counts.map(|index| self.report.skew.servers[index]);
+            let mut resources = counts.map_or("?".to_owned(), |it| it.resources.to_string());
+            if server.problem().is_some() && counts.is_some() {
                 resources.push_str(" (before)");
             }
             let mut row = vec![
@@ -79,7 +80,7 @@ impl Table<'_> {
                 row.insert(0, (number + 1).to_string());
             }
             if long {
-                row.push(tally.map_or("?".to_owned(), |it| it.subresources.to_string()));
+                row.push(counts.map_or("?".to_owned(), |it| it.subresources.to_string()));
                 row.push(or_unknown(server.address.as_ref()));
                 row.push(or_unknown(server.last_sync.as_ref()));
             }
@@ -327,7 +328,7 @@ fn listed(title: &str, items: &[String]) -> String {
     for (index, item) in items.iter().enumerate() {
         let comma = if index + 1 < items.len() { "," } else { "" };
         let length = item.chars().count() + comma.len();
-        if column + 1 + length > WIDTH {
+        if column + 1 + length > LINE_WIDTH_CHARS {
             out.push_str("\n   ");
             column = 3;
         }

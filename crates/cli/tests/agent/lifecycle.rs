@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::agent_fixture::{AgentFixture, Client, FILE, Plugin, TEST_TIMEOUT, get, is_gone};
 
 /// Time for a plugin to exit after its client has died.
-const LIMIT: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_plugin_ends_with_a_killed_client_and_leaves_nothing_behind() {
@@ -46,7 +46,7 @@ async fn a_plugin_ends_with_a_killed_client_and_leaves_nothing_behind() {
     }
     let watch = Stopwatch::start();
     client.kill();
-    plugin.ends_within(LIMIT, &watch).await;
+    plugin.ends_within(EXIT_TIMEOUT, &watch).await;
     assert!(
         fixture.remaining_files().is_empty(),
         "{:?}",
@@ -59,7 +59,7 @@ async fn a_plugin_ends_with_a_killed_client_and_leaves_nothing_behind() {
 /// From the release of the lock, which is shortly after the client's death.
 #[tokio::test]
 async fn a_plugin_ends_within_a_second_of_the_locks_release() {
-    const DOCUMENTED_LIMIT: Duration = Duration::from_secs(1);
+    const DOCUMENTED_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
     // A busy machine may be late, but not always.
     const ROUNDS: usize = 5;
     let mut best = Duration::MAX;
@@ -89,7 +89,7 @@ async fn a_plugin_ends_within_a_second_of_the_locks_release() {
         );
         assert!(plugin.ended().await.success());
         assert!(fixture.remaining_files().is_empty() && !directory.exists());
-        if best <= DOCUMENTED_LIMIT {
+        if best <= DOCUMENTED_EXIT_TIMEOUT {
             return;
         }
     }
@@ -151,7 +151,7 @@ async fn a_plugin_that_waits_for_a_secret_still_ends_with_its_client() {
             } else {
                 plugin.signal(Signal::TERM);
             }
-            plugin.ends_within(LIMIT, &watch).await;
+            plugin.ends_within(EXIT_TIMEOUT, &watch).await;
         };
         let (_, ()) = tokio::join!(get(&printed, "/"), ending);
         assert!(
@@ -169,7 +169,7 @@ async fn a_plugin_that_is_starting_ends_with_a_killed_client() {
     let (mut plugin, _writer) = start_with_pending_key(&fixture, &client);
     let watch = Stopwatch::start();
     client.kill();
-    plugin.ends_within(LIMIT, &watch).await;
+    plugin.ends_within(EXIT_TIMEOUT, &watch).await;
     assert!(
         fixture.remaining_files().is_empty(),
         "{:?}",
@@ -187,13 +187,13 @@ async fn a_plugin_that_is_starting_handles_signals_and_a_closed_pipe() {
     assert!(plugin.is_running());
     let watch = Stopwatch::start();
     plugin.signal(Signal::TERM);
-    plugin.ends_within(LIMIT, &watch).await;
+    plugin.ends_within(EXIT_TIMEOUT, &watch).await;
     drop(writer);
     std::fs::remove_file(fixture.dir.path().join("key")).unwrap();
     let (mut plugin, _writer) = start_with_pending_key(&fixture, &client);
     let watch = Stopwatch::start();
     drop(plugin.child.stdout.take());
-    plugin.ends_within(LIMIT, &watch).await;
+    plugin.ends_within(EXIT_TIMEOUT, &watch).await;
     assert!(client.lock.exists(), "the client lives");
 }
 
@@ -385,7 +385,7 @@ async fn a_starting_instance_ends_with_its_client() {
     client.kill();
     // The exit status of the client is not checked: the instance may have ended before.
     let gone = async || !requester.is_running() && has_reader().is_err();
-    watch.within(LIMIT, "the end of both", gone).await;
+    watch.within(EXIT_TIMEOUT, "the end of both", gone).await;
 }
 
 /// The instance is not a child process: it is found by its socket, and ended by its pid.

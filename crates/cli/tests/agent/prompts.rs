@@ -14,7 +14,7 @@ use crate::agent_fixture::{AgentFixture, TEST_TIMEOUT, is_gone};
 const PIN: &str = "246810";
 
 /// Time for a plugin to exit after its client has died.
-const LIMIT: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn parent_of(process: i32) -> i32 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
@@ -233,7 +233,9 @@ async fn a_prompting_plugin_ends_with_a_killed_client() {
         let watch = Stopwatch::start();
         kill_process(Pid::from_raw(client).unwrap(), signal).unwrap();
         let gone = async || fixture.plugin_is_gone() && fixture.agent.remaining_files().is_empty();
-        watch.within(LIMIT, "the end of the plugin", gone).await;
+        watch
+            .within(EXIT_TIMEOUT, "the end of the plugin", gone)
+            .await;
         // The shell runs, and echoes.
         assert!(!terminal.is_raw(), "{signal:?}");
         terminal

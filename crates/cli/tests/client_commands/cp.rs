@@ -235,7 +235,7 @@ async fn an_interrupted_copy_removes_partial_files() {
 }
 
 /// The smallest pipe: a page.
-const PIPE: usize = 4096;
+const PIPE_BYTES: usize = 4096;
 
 /// The writing thread blocks here: its notices are not read.
 #[tokio::test]
@@ -255,11 +255,11 @@ async fn a_second_signal_ends_it_at_once_though_the_disk_hangs() {
         .spawn()
         .unwrap();
     let unread = child.stderr.take().unwrap().into_owned_fd().unwrap();
-    rustix::pipe::fcntl_setpipe_size(&unread, PIPE).unwrap();
+    rustix::pipe::fcntl_setpipe_size(&unread, PIPE_BYTES).unwrap();
     eventually(
         "a pipe with room for a few lines",
         TEST_TIMEOUT,
-        async || rustix::io::ioctl_fionread(&unread).unwrap() > PIPE as u64 - 1024,
+        async || rustix::io::ioctl_fionread(&unread).unwrap() > PIPE_BYTES as u64 - 1024,
     )
     .await;
     let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();

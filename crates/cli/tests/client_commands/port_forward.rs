@@ -423,9 +423,9 @@ async fn impossible_forwards_are_reported() {
 #[tokio::test]
 async fn an_unread_pipe_blocks_no_connection() {
     /// A message about a connection has more bytes than that.
-    const LINE: usize = 24;
+    const MIN_LINE_BYTES: usize = 24;
     /// Lines in the queue.
-    const WAITING: usize = 256;
+    const QUEUED_LINES: usize = 256;
     let cluster = Cluster::start().await;
     let (port, task) = answering("here").await;
     let mut forwarding = Forwarding::start(&cluster, &["web", &format!(":{port}")]);
@@ -434,7 +434,7 @@ async fn an_unread_pipe_blocks_no_connection() {
     let stdout = forwarding.stdout.get_ref().get_ref();
     let pipe = rustix::pipe::fcntl_setpipe_size(stdout, 1).unwrap();
     // More than the pipe and the queue hold.
-    for _ in 0..pipe / LINE + 2 * WAITING {
+    for _ in 0..pipe / MIN_LINE_BYTES + 2 * QUEUED_LINES {
         assert_eq!(ask(local).await, "here");
     }
     forwarding.signal(Signal::TERM);

@@ -12,11 +12,11 @@ use skewbridge_testkit::{ScratchDir, Terminal, eventually};
 
 use crate::doc_examples;
 use crate::playground_fixture::{
-    LIMIT, Playground, children, command, is_alive, most_resident, run, wait,
+    Playground, TEST_TIMEOUT, children, command, is_alive, most_resident, run, wait,
 };
 
 /// Maximum memory of all processes, in KiB.
-const MEMORY: u64 = 120 * 1000 * 1000 / 1024;
+const MAX_MEMORY_KIB: u64 = 120 * 1000 * 1000 / 1024;
 
 const POLICY: &str = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/hello";
 
@@ -132,7 +132,7 @@ async fn no_pod_process_outlives_the_playground() {
     kill_process(playground.id(), Signal::KILL).unwrap();
     wait(&mut playground.child);
     let all_gone = async || !ids.iter().any(|id| is_alive(*id));
-    eventually("the end of all that it has started", LIMIT, all_gone).await;
+    eventually("the end of all that it has started", TEST_TIMEOUT, all_gone).await;
 }
 
 #[tokio::test]
@@ -241,7 +241,7 @@ async fn memory_stays_below_the_limit() {
     }
     let most: Vec<_> = ids.into_iter().map(most_resident).collect();
     println!("{most:?} KiB");
-    assert!(most.iter().sum::<u64>() < MEMORY, "{most:?} KiB");
+    assert!(most.iter().sum::<u64>() < MAX_MEMORY_KIB, "{most:?} KiB");
     playground.end(Signal::INT);
 }
 

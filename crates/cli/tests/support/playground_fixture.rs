@@ -14,7 +14,7 @@ use skewbridge_client::{Endpoint, Kubeconfig, Request, Response};
 use skewbridge_testkit::{ScratchDir, Terminal, eventually};
 
 /// Generous: the machine may be busy with something else.
-pub(crate) const LIMIT: Duration = Duration::from_mins(1);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
 pub(crate) fn command(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
@@ -121,7 +121,7 @@ impl Playground {
         loop {
             match fs::read_to_string(&path) {
                 Ok(text) if text.contains(end) => return text,
-                _ => assert!(started.elapsed() < LIMIT, "there is no {name}"),
+                _ => assert!(started.elapsed() < TEST_TIMEOUT, "there is no {name}"),
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -154,7 +154,9 @@ impl Playground {
     pub(crate) async fn send(&self, context: &str, request: &Request) -> Response {
         let config = Kubeconfig::load(Some(&self.directory.join("kubeconfig"))).unwrap();
         let target = config.target(Some(context)).unwrap();
-        let endpoint = Endpoint::prepare(&target, Some(LIMIT)).await.unwrap();
+        let endpoint = Endpoint::prepare(&target, Some(TEST_TIMEOUT))
+            .await
+            .unwrap();
         let mut connection = endpoint.connect().await.unwrap();
         connection.send(request).await.unwrap()
     }
@@ -179,14 +181,14 @@ impl Playground {
             text.trim().parse().ok()
         };
         let ids = || Some([read("own")?, read("away")?]);
-        eventually("a pod that runs", LIMIT, async || ids().is_some()).await;
+        eventually("a pod that runs", TEST_TIMEOUT, async || ids().is_some()).await;
         ids().unwrap()
     }
 
     /// Repeats the request until the response has this code.
     pub(crate) async fn until(&self, context: &str, path: &str, code: u16) {
         let what = format!("{code} of {path} by {context}");
-        eventually(&what, LIMIT, async || {
+        eventually(&what, TEST_TIMEOUT, async || {
             self.get(context, path).await.status == code
         })
         .await;
@@ -210,7 +212,9 @@ impl Playground {
         let scratch = ScratchDir::new();
         let config = Kubeconfig::load(Some(&scratch.write("config", config))).unwrap();
         let target = config.target(None).unwrap();
-        let endpoint = Endpoint::prepare(&target, Some(LIMIT)).await.unwrap();
+        let endpoint = Endpoint::prepare(&target, Some(TEST_TIMEOUT))
+            .await
+            .unwrap();
         let mut connection = endpoint.connect().await.unwrap();
         let mut request = Request::new(method, path);
         if let Some(token) = token {
@@ -275,7 +279,7 @@ pub(crate) fn wait(child: &mut Child) -> std::process::ExitStatus {
         if let Some(status) = child.try_wait().unwrap() {
             return status;
         }
-        assert!(started.elapsed() < LIMIT, "it does not end");
+        assert!(started.elapsed() < TEST_TIMEOUT, "it does not end");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -33,7 +33,7 @@ pub struct Connection {
 
 enum State {
     /// The connection is here between requests, unless the server allows no further one.
-    Http(Arc<Idle>),
+    Http(Arc<IdleConnection>),
     /// After 101.
     Upgraded(Stream, BytesMut),
 }
@@ -41,15 +41,15 @@ enum State {
 /// Where the connection is between requests. A request that is in progress or was aborted has
 /// taken it.
 #[derive(Debug, Default)]
-struct Idle(Mutex<Option<H1Connection<Stream>>>);
+struct IdleConnection(Mutex<Option<H1Connection<Stream>>>);
 
-impl Idle {
+impl IdleConnection {
     fn lock(&self) -> MutexGuard<'_, Option<H1Connection<Stream>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ConnectionHome<Stream> for Idle {
+impl ConnectionHome<Stream> for IdleConnection {
     fn give_back(&self, mut connection: H1Connection<Stream>) {
         connection.park();
         *self.lock() = Some(connection);
@@ -139,7 +139,7 @@ impl Connection {
         timeout: Option<Duration>,
     ) -> Self {
         let connection = H1Connection::new(stream, None, None).with_input(buffer);
-        let idle = Idle(Mutex::new(Some(connection)));
+        let idle = IdleConnection(Mutex::new(Some(connection)));
         Self {
             state: State::Http(Arc::new(idle)),
             server,

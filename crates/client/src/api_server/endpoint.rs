@@ -45,7 +45,7 @@ pub struct Endpoint {
     /// What the endpoint was prepared from.
     target: Arc<Target>,
     /// The connection of the last request, for the next one. Clones share it.
-    idle: Arc<Mutex<Option<Idle>>>,
+    idle: Arc<Mutex<Option<IdleConnection>>>,
 }
 
 /// Timeouts of an endpoint.
@@ -81,18 +81,18 @@ struct PluginAuth {
 }
 
 /// An idle connection.
-struct Idle {
+struct IdleConnection {
     connection: Connection,
     since: Instant,
 }
 
-impl Idle {
+impl IdleConnection {
     fn is_reusable(&self) -> bool {
-        self.since.elapsed() < MAX_IDLE && self.connection.has_valid_credential()
+        self.since.elapsed() < MAX_IDLE_TIME && self.connection.has_valid_credential()
     }
 }
 
-impl fmt::Debug for Idle {
+impl fmt::Debug for IdleConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.connection.fmt(f)
     }
@@ -100,7 +100,7 @@ impl fmt::Debug for Idle {
 
 /// How long an idle connection is kept. The server or a middlebox closes idle connections, and
 /// the outcome of a request that is sent meanwhile is unknown.
-const MAX_IDLE: Duration = Duration::from_secs(3);
+const MAX_IDLE_TIME: Duration = Duration::from_secs(3);
 
 impl Endpoint {
     /// Reads the target's files and runs its credential plugin. Requests fail after `timeout`;
@@ -196,7 +196,7 @@ impl Endpoint {
         let response = connection.send(request).await?;
         if connection.is_ready() {
             let since = Instant::now();
-            *self.lock_idle() = Some(Idle { connection, since });
+            *self.lock_idle() = Some(IdleConnection { connection, since });
         }
         Ok(response)
     }
@@ -204,13 +204,13 @@ impl Endpoint {
     /// A connection that is ready for a request.
     pub(crate) async fn connection(&self) -> Result<Connection, Error> {
         let idle = self.lock_idle().take();
-        match idle.filter(Idle::is_reusable) {
+        match idle.filter(IdleConnection::is_reusable) {
             Some(idle) => Ok(idle.connection),
             None => self.connect().await,
         }
     }
 
-    fn lock_idle(&self) -> MutexGuard<'_, Option<Idle>> {
+    fn lock_idle(&self) -> MutexGuard<'_, Option<IdleConnection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -21,7 +21,7 @@ pub(super) const CHUNK_BYTES: usize = 64 << 10;
 
 /// When a chunk is flushed, so that the padding of a file still fits: growing a chunk would
 /// double its memory.
-const FLUSH_THRESHOLD: usize = CHUNK_BYTES - tar::BLOCK;
+const FLUSH_THRESHOLD: usize = CHUNK_BYTES - tar::BLOCK_BYTES;
 
 /// The receiver of the chunks was closed.
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
         loop {
             let (child, kind) = match stack.next() {
                 Step::Entry(child, kind) => (child, kind),
-                Step::Left => {
+                Step::LeaveDirectory => {
                     pop_component(&mut path, &mut name);
                     continue;
                 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::container;
+use super::container_exec;
 use super::error::{Attempts, Error};
 use super::options::{Options, Retries};
 
@@ -48,7 +48,9 @@ impl Backoff {
     /// For a server that could not be reached: the cause, if it is transient.
     pub(super) fn transient_cause(&self, error: Error) -> Result<String, Error> {
         match error {
-            Error::Client(error) if container::is_transient(&error) && self.retries.allow(1) => {
+            Error::Client(error)
+                if container_exec::is_transient(&error) && self.retries.allow(1) =>
+            {
                 Ok(error.to_string())
             }
             error => Err(error),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::container::Container;
+use super::container_exec::Container;
 use super::error::Error;
 use super::upload_plan::UploadPlan;
 

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 use super::backoff::Backoff;
 use super::cksum::Cksum;
 use super::commands;
-use super::container::{
+use super::container_exec::{
     CommandEnd, CommandOutput, Container, Process, Stdin, capture_output, read_stderr,
     run_alongside,
 };

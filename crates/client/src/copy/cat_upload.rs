@@ -13,7 +13,7 @@ use super::archive_builder::{self, CHUNK_BYTES};
 use super::backoff::Backoff;
 use super::cksum::Cksum;
 use super::commands;
-use super::container::{CommandEnd, Container, Process, Stdin, read_stderr};
+use super::container_exec::{CommandEnd, Container, Process, Stdin, read_stderr};
 use super::copy_spec::RemotePath;
 use super::error::Error;
 use super::options::{CopyEvent, Options, Preserve, ResumePoint};

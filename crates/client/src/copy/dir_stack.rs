@@ -58,7 +58,7 @@ pub(super) enum Step<'a> {
     /// An entry of the innermost directory.
     Entry(&'a [u8], FileKind),
     /// The innermost directory has been left.
-    Left,
+    LeaveDirectory,
     /// The walk is complete.
     End,
 }
@@ -126,7 +126,7 @@ impl DirStack {
         };
         let Some(name) = self.names.get(frame.next) else {
             self.leave();
-            return Step::Left;
+            return Step::LeaveDirectory;
         };
         frame.next += 1;
         Step::Entry(name.slice(&self.bytes), name.sort)
@@ -174,9 +174,9 @@ mod tests {
         );
         assert_eq!(stack.next(), Step::Entry(b"b", FileKind::Symlink));
         assert_eq!(stack.next(), Step::Entry(b"z", FileKind::Other));
-        assert_eq!(stack.next(), Step::Left);
+        assert_eq!(stack.next(), Step::LeaveDirectory);
         assert_eq!(stack.next(), Step::Entry(b"c", FileKind::File));
-        assert_eq!(stack.next(), Step::Left);
+        assert_eq!(stack.next(), Step::LeaveDirectory);
         assert_eq!(stack.next(), Step::End);
         assert!(stack.bytes.is_empty() && stack.names.is_empty());
     }

@@ -13,7 +13,7 @@ use super::backoff::Backoff;
 use super::cat_download;
 use super::cksum::Cksum;
 use super::commands;
-use super::container::{CommandEnd, Container, Process, Stdin, read_stderr, run_alongside};
+use super::container_exec::{CommandEnd, Container, Process, Stdin, read_stderr, run_alongside};
 use super::copy_spec::{Destination, RemotePath};
 use super::error::Error;
 use super::extract::Extractor;
@@ -263,7 +263,7 @@ pub(super) enum ExtractOutcome {
     Failed(Error),
 }
 
-/// Whether the archive's prefix is unchanged. Reads exactly the line that says so.
+/// Whether the prefix of the archive is unchanged. Reads exactly the line with the checksum result.
 async fn prefix_matches(
     stdout: &mut (impl AsyncRead + Unpin),
     prefix_cksum: Cksum,

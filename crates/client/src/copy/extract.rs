@@ -350,7 +350,9 @@ impl Extractor {
         let make = || -> io::Result<()> {
             // Only to a regular file, not to a symlink that another program could follow.
             if !fs::FileType::from_raw_mode(status?.st_mode).is_file() {
-                return Err(io::Error::other("what it links to is no file"));
+                return Err(io::Error::other(
+                    "the target of the hard link is not a regular file",
+                ));
             }
             target_tree::remove_if_present(&directory, to)?;
             Ok(fs::linkat(

@@ -39,7 +39,7 @@ mod cat_download;
 mod cat_upload;
 mod cksum;
 mod commands;
-mod container;
+mod container_exec;
 mod copy_spec;
 mod dir_stack;
 mod disk_budget;
@@ -59,7 +59,7 @@ mod upload;
 mod upload_plan;
 
 pub use cancellation::CancellationToken;
-pub use container::{Container, Pod, Process, RunFuture, Stdin};
+pub use container_exec::{Container, Pod, Process, RunFuture, Stdin};
 pub use copy_spec::CopySpec;
 pub use download::copy_from;
 pub use error::{Attempts, Error, Skipped};

@@ -166,7 +166,7 @@ impl fmt::Display for CopyEvent {
             ),
             Self::Grew(path) => write!(
                 f,
-                "warning: {:?} grew while it was read; what it was before has been copied",
+                "warning: {:?} grew while it was read; only its original size was copied",
                 path.display()
             ),
             Self::Retrying { cause, from } => {

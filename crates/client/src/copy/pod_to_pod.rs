@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::backoff::Backoff;
 use super::cancellation::clean_up;
 use super::commands;
-use super::container::{CommandEnd, Container, Process, Stdin, read_stderr};
+use super::container_exec::{CommandEnd, Container, Process, Stdin, read_stderr};
 use super::copy_spec::RemotePath;
 use super::error::{Error, Skipped};
 use super::options::{CopyEvent, Options, ResumePoint, Retries};
@@ -435,7 +435,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::copy::container::RunFuture;
+    use crate::copy::container_exec::RunFuture;
     use crate::remote_command::{Disconnected, ExitStatus};
 
     /// Answers each command with the next of these outputs, and loses the connection where set.

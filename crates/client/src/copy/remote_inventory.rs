@@ -18,12 +18,12 @@ use std::sync::Arc;
 
 use super::cksum::Cksum;
 use super::commands;
-use super::container::{CommandEnd, Container, for_each_line};
+use super::container_exec::{CommandEnd, Container, for_each_line};
 use super::error::Error;
 use super::options::{Options, Preserve};
 use super::progress::Progress;
 use super::resume::{self, PartialFile};
-use super::tar::MAX_NAME;
+use super::tar::MAX_NAME_BYTES;
 use super::upload_plan::{self, CURRENT_DIR, UploadPlan};
 
 /// How many files are tracked, as 64-bit hashes whatever their names: about 40 MiB for two
@@ -31,7 +31,7 @@ use super::upload_plan::{self, CURRENT_DIR, UploadPlan};
 const MAX_TRACKED_FILES: usize = 1 << 20;
 
 /// A name, and up to five numbers before it.
-const MAX_LINE_BYTES: usize = MAX_NAME + 128;
+const MAX_LINE_BYTES: usize = MAX_NAME_BYTES + 128;
 
 /// How many files may exist at which a tar was interrupted.
 const MAX_INTERRUPTED_FILES: usize = 2;

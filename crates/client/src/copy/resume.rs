@@ -10,7 +10,7 @@ use super::archive_builder;
 use super::cat_upload::{self, FileRange};
 use super::cksum::Cksum;
 use super::commands;
-use super::container::{CommandEnd, Container, capture_output};
+use super::container_exec::{CommandEnd, Container, capture_output};
 use super::error::Error;
 use super::options::{Options, Preserve};
 use super::progress::Progress;

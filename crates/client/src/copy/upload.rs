@@ -11,7 +11,7 @@ use super::archive_builder::{ArchiveBuilder, BuildResult, SinkClosed};
 use super::backoff::Backoff;
 use super::cancellation::clean_up;
 use super::cat_upload;
-use super::container::{CommandEnd, Container, Process, Stdin, read_stderr};
+use super::container_exec::{CommandEnd, Container, Process, Stdin, read_stderr};
 use super::error::{Error, Skipped};
 use super::options::{CopyEvent, Options, ResumePoint, Retries};
 use super::progress::Progress;

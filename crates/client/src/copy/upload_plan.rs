@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::cat_upload;
 use super::commands::{self, reply};
-use super::container::{CommandEnd, CommandOutput, Container, capture_output};
+use super::container_exec::{CommandEnd, CommandOutput, Container, capture_output};
 use super::copy_spec::{self, RemotePath};
 use super::error::Error;
 use super::options::Options;
@@ -61,7 +61,7 @@ impl UploadPlan {
         Ok(plan)
     }
 
-    /// The plan for a source in another container: its archive will tell what it is.
+    /// The plan for a source in another container: its archive determines the type.
     pub(super) async fn for_remote(
         container: &dyn Container,
         from: &RemotePath,

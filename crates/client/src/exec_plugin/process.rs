@@ -27,7 +27,7 @@ pub const PLUGIN_TIMEOUT: Duration = Duration::from_mins(5);
 const MAX_OUTPUT_BYTES: usize = 1024 * 1024;
 
 /// Enough for most credentials.
-const OUTPUT_CAPACITY: usize = 64 * 1024;
+const OUTPUT_CAPACITY_BYTES: usize = 64 * 1024;
 
 /// How much is read from a pipe at once.
 const READ_CHUNK_BYTES: usize = 8 * 1024;
@@ -168,7 +168,7 @@ impl Call<'_> {
             },
             // Large enough for most outputs: a buffer that grows leaves copies of secrets
             // behind.
-            stdout_bytes: Zeroizing::new(Vec::with_capacity(OUTPUT_CAPACITY)),
+            stdout_bytes: Zeroizing::new(Vec::with_capacity(OUTPUT_CAPACITY_BYTES)),
             credential: None,
             stderr_capture: StderrCapture::default(),
         })

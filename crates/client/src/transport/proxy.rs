@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use bytes::BytesMut;
 use http::{StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use skewbridge_http_engine::http_connect::{ConnectError, NotHttp, http_connect};
+use skewbridge_http_engine::http_connect::{ConnectError, InvalidResponse, http_connect};
 use tokio::io::{AsyncRead, AsyncWrite};
 use zeroize::Zeroizing;
 
@@ -126,10 +126,10 @@ impl Proxy {
                 "wants a user and a password (407); put them into its URL".to_owned()
             }
             ConnectError::Refused(status) => format!("answered {} to CONNECT", status.as_u16()),
-            ConnectError::NotHttp(NotHttp::Head(error)) => {
+            ConnectError::InvalidResponse(InvalidResponse::Head(error)) => {
                 format!("does not answer in HTTP/1.1: {error}")
             }
-            ConnectError::NotHttp(_) => "does not answer in HTTP/1.1".to_owned(),
+            ConnectError::InvalidResponse(_) => "does not answer in HTTP/1.1".to_owned(),
         })
     }
 }

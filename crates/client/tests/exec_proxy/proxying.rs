@@ -146,17 +146,17 @@ async fn all_requests_use_the_proxy_including_watches_and_upgrades() {
             .header("upgrade", protocol);
         let answer = connection.send(&request).await.unwrap();
         assert_eq!(answer.status, StatusCode::SWITCHING_PROTOCOLS);
-        let (mut near, early) = connection.into_parts().unwrap();
+        let (mut upgraded, early) = connection.into_parts().unwrap();
         assert!(early.is_empty());
         let mut far = far.connection().await;
-        near.write_all(b"ping").await.unwrap();
-        near.flush().await.unwrap();
+        upgraded.write_all(b"ping").await.unwrap();
+        upgraded.flush().await.unwrap();
         let mut received = [0; 4];
         far.read_exact(&mut received).await.unwrap();
         assert_eq!(&received, b"ping");
         far.write_all(b"pong").await.unwrap();
         far.flush().await.unwrap();
-        near.read_exact(&mut received).await.unwrap();
+        upgraded.read_exact(&mut received).await.unwrap();
         assert_eq!(&received, b"pong");
     }
     assert_eq!(fixture.execs(), 1);

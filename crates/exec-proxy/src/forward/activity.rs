@@ -1,4 +1,4 @@
-//! Counts requests in flight, and since when there are none.
+//! Counts requests in flight, and records when the last one ended.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,15 +12,15 @@ pub struct Activity(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    busy: usize,
-    quiet_since: Instant,
+    in_flight: usize,
+    idle_since: Instant,
 }
 
 impl Default for Activity {
     fn default() -> Self {
         Self(Arc::new(Mutex::new(State {
-            busy: 0,
-            quiet_since: Instant::now(),
+            in_flight: 0,
+            idle_since: Instant::now(),
         })))
     }
 }
@@ -31,20 +31,20 @@ pub(crate) struct ActivityGuard(Activity);
 
 impl Activity {
     pub(crate) fn begin(&self) -> ActivityGuard {
-        self.with(|state| state.busy += 1);
+        self.with(|state| state.in_flight += 1);
         ActivityGuard(self.clone())
     }
 
     /// How many requests are in flight.
     pub fn count(&self) -> usize {
-        self.with(|state| state.busy)
+        self.with(|state| state.in_flight)
     }
 
     /// Returns when no request has been in flight for this long.
-    pub async fn idle(&self, time: Duration) {
+    pub async fn wait_until_idle(&self, time: Duration) {
         loop {
-            let until = self.with(|state| match state.busy {
-                0 => state.quiet_since + time,
+            let until = self.with(|state| match state.in_flight {
+                0 => state.idle_since + time,
                 _ => Instant::now() + time,
             });
             if until <= Instant::now() {
@@ -54,9 +54,9 @@ impl Activity {
         }
     }
 
-    fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, update: impl FnOnce(&mut State) -> T) -> T {
         // Nothing that panics is done under this lock.
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        update(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -66,8 +66,8 @@ impl ResponseRecord for ActivityGuard {}
 impl Drop for ActivityGuard {
     fn drop(&mut self) {
         self.0.with(|state| {
-            state.busy -= 1;
-            state.quiet_since = Instant::now();
+            state.in_flight -= 1;
+            state.idle_since = Instant::now();
         });
     }
 }
@@ -88,7 +88,7 @@ mod tests {
             sleep_until(begun + Duration::from_secs(70)).await;
             drop(second);
         });
-        activity.idle(Duration::from_mins(1)).await;
+        activity.wait_until_idle(Duration::from_mins(1)).await;
         assert_eq!(begun.elapsed().as_secs(), 130);
         assert_eq!(activity.count(), 0);
     }

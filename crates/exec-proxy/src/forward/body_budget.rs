@@ -7,16 +7,16 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// All bodies together: 16 of the longest that are held as a rule.
+/// Total of all buffered bodies: 16 bodies of the default maximum size.
 pub(super) const MAX_BUDGET_BYTES: usize = 64 * 1024 * 1024;
 
-/// How long a request waits for memory. Others are read and sent in far less.
+/// How long a request waits for memory. Other requests release theirs much sooner.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How many bytes may be held.
 pub(super) struct BodyBudget {
-    free: Arc<Semaphore>,
-    all: usize,
+    available: Arc<Semaphore>,
+    total: usize,
 }
 
 /// A part of the budget, returned when it is dropped.
@@ -24,18 +24,18 @@ pub(super) struct BudgetPermit(OwnedSemaphorePermit);
 
 impl BodyBudget {
     pub(super) fn new(bytes: usize) -> Self {
-        let all = bytes.min(Semaphore::MAX_PERMITS);
+        let total = bytes.min(Semaphore::MAX_PERMITS);
         Self {
-            free: Arc::new(Semaphore::new(all)),
-            all,
+            available: Arc::new(Semaphore::new(total)),
+            total,
         }
     }
 
     /// This many bytes, if they are free now.
     #[cfg(test)]
     pub(super) fn try_acquire(&self, bytes: usize) -> Option<BudgetPermit> {
-        let bytes = self.wanted(bytes);
-        self.free
+        let bytes = self.clamp_to_budget(bytes);
+        self.available
             .clone()
             .try_acquire_many_owned(bytes)
             .ok()
@@ -45,24 +45,27 @@ impl BodyBudget {
     /// This many bytes, all at once: two requests that each have half of what they need would wait
     /// for each other. None if they do not become free in time.
     pub(super) async fn acquire(&self, bytes: usize) -> Option<BudgetPermit> {
-        let free = self.free.clone().acquire_many_owned(self.wanted(bytes));
-        match timeout(ACQUIRE_TIMEOUT, free).await {
+        let available = self
+            .available
+            .clone()
+            .acquire_many_owned(self.clamp_to_budget(bytes));
+        match timeout(ACQUIRE_TIMEOUT, available).await {
             Ok(Ok(permit)) => Some(BudgetPermit(permit)),
-            // It is never closed.
+            // The semaphore is never closed.
             Ok(Err(_)) | Err(_) => None,
         }
     }
 
     /// A request that needs more than the whole budget gets the whole budget.
-    fn wanted(&self, bytes: usize) -> u32 {
-        u32::try_from(bytes.min(self.all)).unwrap_or(u32::MAX)
+    fn clamp_to_budget(&self, bytes: usize) -> u32 {
+        u32::try_from(bytes.min(self.total)).unwrap_or(u32::MAX)
     }
 }
 
 impl BudgetPermit {
     /// Keeps the permit until the last clone of these bytes is dropped.
     pub(super) fn hold(mut self, bytes: Bytes) -> Bytes {
-        // What is not needed is free again.
+        // Returns the unused part.
         let rest = self.0.num_permits().saturating_sub(bytes.len());
         drop(self.0.split(rest));
         Bytes::from_owner(HeldBytes {
@@ -95,11 +98,14 @@ mod tests {
         let shared = bytes.clone();
         drop(bytes);
         assert!(budget.try_acquire(6).is_none());
-        assert!(budget.acquire(6).await.is_none(), "in vain");
+        assert!(budget.acquire(6).await.is_none(), "acquiring times out");
         let waiting = budget.acquire(6);
         drop(shared);
         assert!(waiting.await.is_some());
-        assert!(budget.acquire(100).await.is_some(), "all of it is enough");
-        assert_eq!(budget.free.available_permits(), 10);
+        assert!(
+            budget.acquire(100).await.is_some(),
+            "a request above the budget gets the whole budget"
+        );
+        assert_eq!(budget.available.available_permits(), 10);
     }
 }

@@ -17,15 +17,15 @@ pub(crate) enum ForwardError {
     NotARequest(String),
     #[error("{0}")]
     HeadersTooLarge(String),
-    #[error("CONNECT is not spoken here")]
+    #[error("CONNECT is not supported")]
     Connect,
     #[error(
         "{modifier} needs the whole body of a request, and this one is longer than {limit} bytes"
     )]
     BodyTooLong { modifier: String, limit: usize },
     #[error(
-        "{modifier} needs the whole body of a request, and there is no room for it: too many \
-         requests with bodies are under way"
+        "{modifier} needs the whole request body, but the memory for request bodies is exhausted: \
+         too many requests with bodies are in flight"
     )]
     NoRoom { modifier: String },
     #[error(
@@ -39,17 +39,17 @@ pub(crate) enum ForwardError {
     #[error("{0}")]
     Unreachable(String),
     /// The server is known not to have processed the request.
-    #[error("the server did not take the request: {0}")]
+    #[error("the server did not process the request: {0}")]
     NotProcessed(String),
     /// The server may have processed the request, and did not answer.
-    #[error("the server closed the connection before it answered: {0}")]
+    #[error("the server closed the connection before it responded: {0}")]
     CutOff(String),
-    #[error("the server's answer cannot be understood: {0}")]
+    #[error("the server's response is not valid HTTP: {0}")]
     BadAnswer(String),
 }
 
-/// When a request that was not processed is worth a retry: at once.
-const RETRY_SECONDS: u32 = 1;
+/// `Retry-After` of a request that was not processed.
+const RETRY_AFTER_SECONDS: u32 = 1;
 
 impl From<SendError> for ForwardError {
     fn from(error: SendError) -> Self {
@@ -79,13 +79,13 @@ impl ForwardError {
             Self::Modifier { .. } => Status::internal(message),
             Self::Unreachable(_) => Status::unavailable(message),
             Self::NoRoom { .. } | Self::NotProcessed(_) => {
-                Status::service_unavailable(message, RETRY_SECONDS)
+                Status::service_unavailable(message, RETRY_AFTER_SECONDS)
             }
             Self::CutOff(_) | Self::BadAnswer(_) => Status::bad_gateway(message),
         }
     }
 
-    /// In a form that the sender of these headers reads.
+    /// The response in the client's negotiated error format.
     pub(super) fn response(&self, request: &HeaderMap) -> Response<Bytes> {
         let mut response = error_response::status(&self.status(), negotiate_error_format(request));
         if asks_for_aggregated_discovery(request) {
@@ -100,8 +100,8 @@ impl ForwardError {
     }
 }
 
-/// Whether a client asks for aggregated discovery. client-go does not decode a Status there:
-/// kubectl prints the text of an answer in text, and `unknown` for any other.
+/// Whether a client requests aggregated discovery. client-go does not decode a Status there:
+/// kubectl prints the body of a text/plain response, and `unknown` for any other.
 fn asks_for_aggregated_discovery(request: &HeaderMap) -> bool {
     let mut accepted = request.get_all(ACCEPT).iter();
     accepted.any(|value| {
@@ -126,9 +126,9 @@ mod tests {
             ("application/json", "application/json"),
             (discovery, "text/plain; charset=utf-8"),
         ] {
-            let mut asked = HeaderMap::new();
-            asked.insert(ACCEPT, HeaderValue::from_static(accept));
-            let response = error.response(&asked);
+            let mut request_headers = HeaderMap::new();
+            request_headers.insert(ACCEPT, HeaderValue::from_static(accept));
+            let response = error.response(&request_headers);
             assert_eq!(response.status(), 500);
             assert_eq!(response.headers()[CONTENT_TYPE], kind);
             let text = String::from_utf8(response.body().to_vec()).unwrap();

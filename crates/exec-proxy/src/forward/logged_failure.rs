@@ -1,4 +1,4 @@
-//! Limits how often one and the same failure is logged.
+//! Limits how often the same failure is logged.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

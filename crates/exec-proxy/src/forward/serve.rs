@@ -18,13 +18,13 @@ use tokio_rustls::server::TlsStream;
 use super::pending_handshakes::{PendingHandshakes, SocketAddrs};
 use super::{ConnectionService, Forwarder};
 
-/// Clients with a certificate at one time: one user's programs. More wait.
+/// Maximum number of authenticated connections. Excess connections stay in the accept backlog.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// After an accept that failed because of a limit of the system.
+/// Delay after an accept failed because of a system limit.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Where clients come from.
+/// The socket on which clients connect.
 #[derive(Debug)]
 pub enum Listener {
     /// A Unix socket. Clients of another user are rejected before a byte is read.
@@ -82,7 +82,7 @@ pub(crate) fn is_same_user(stream: &tokio::net::UnixStream) -> bool {
     }
 }
 
-/// Serves clients until `shutdown` is ready; then all requests in flight are cut.
+/// Serves clients until `shutdown` is ready; then aborts all requests in flight.
 ///
 /// `tls` has the serving certificate and the CA of client certificates. Its ALPN protocols
 /// decide what is spoken: [`ProtocolOffer::alpn`](super::ProtocolOffer::alpn) has them.
@@ -109,11 +109,11 @@ pub async fn serve(
     }
 }
 
-/// HTTP/2 streams at one time on a connection: what kube-apiserver allows.
+/// Maximum number of concurrent HTTP/2 streams of a connection: kube-apiserver's limit.
 const MAX_STREAMS: u32 = 250;
 
-/// Times allowed to clients, which are on this machine. A pager may not read a log for hours.
-const TIMEOUTS: ClientTimeouts = ClientTimeouts {
+/// Timeouts of clients, which are on this machine. A pager may leave a log unread for hours.
+const CLIENT_TIMEOUTS: ClientTimeouts = ClientTimeouts {
     head: Duration::from_secs(30),
     idle: Duration::from_mins(10),
     stall: Duration::from_hours(24),
@@ -126,10 +126,10 @@ async fn serve_connection(stream: TlsStream<Stream>, forwarder: Arc<Forwarder>) 
     if is_h2 {
         let limits = H2Limits {
             max_streams: MAX_STREAMS,
-            timeouts: TIMEOUTS,
+            timeouts: CLIENT_TIMEOUTS,
         };
         h2::serve(io, service, limits, Drain::never()).await;
     } else {
-        h1::serve(io, service, TIMEOUTS, Drain::never()).await;
+        h1::serve(io, service, CLIENT_TIMEOUTS, Drain::never()).await;
     }
 }

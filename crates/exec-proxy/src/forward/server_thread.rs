@@ -30,7 +30,7 @@ impl ServerThread {
         tls: Arc<ServerConfig>,
         forwarder: Arc<Forwarder>,
     ) -> io::Result<Self> {
-        let listener = Bound::from(listener)?;
+        let listener = DetachedListener::from(listener)?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = oneshot::channel();
@@ -45,11 +45,11 @@ impl ServerThread {
                     Err(error) => tracing::error!(%error, "cannot listen"),
                 }
             });
-            // Cuts what is in flight. Blocked threads are not waited for.
+            // Aborts requests in flight, and does not wait for blocked threads.
             runtime.shutdown_background();
             let _ = end.send(());
         };
-        let name = "serving".to_owned();
+        let name = "forwarder".to_owned();
         std::thread::Builder::new().name(name).spawn(serving)?;
         Ok(Self { stop, ended })
     }
@@ -66,13 +66,13 @@ impl ServerThread {
     }
 }
 
-/// A listener that moves from one runtime to another.
-enum Bound {
+/// A bound listener that is not registered with a runtime.
+enum DetachedListener {
     Unix(unix::UnixListener),
     Tcp(net::TcpListener),
 }
 
-impl Bound {
+impl DetachedListener {
     fn from(listener: Listener) -> io::Result<Self> {
         Ok(match listener {
             Listener::Unix(listener) => Self::Unix(listener.into_std()?),

@@ -1,4 +1,4 @@
-//! A 401 that a workload behind the server may have answered: its body tells.
+//! Inspects the body of a 401 to distinguish a response of the API server from one of a workload.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,8 +13,8 @@ use super::dial::CredentialState;
 /// More than the Status of any 401.
 const MAX_STATUS_BYTES: usize = 16 * 1024;
 
-/// Passes the body of a 401 on to the client. If it is the server's own, the credential of the
-/// request learns of it before the client has the end.
+/// Forwards the body of a 401 to the client. If the API server itself sent it, the credential of
+/// the request is marked unauthorized before the client receives the end of the body.
 pub(super) fn inspect_unauthorized(
     body: ResponseBody,
     credential: Arc<dyn CredentialState>,
@@ -39,7 +39,7 @@ struct UnauthorizedBodyInspector {
 struct Inspection {
     received: BytesMut,
     credential: Arc<dyn CredentialState>,
-    /// With which the request was sent.
+    /// The headers of the request.
     request_headers: HeaderMap,
 }
 

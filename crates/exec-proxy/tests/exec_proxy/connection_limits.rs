@@ -125,7 +125,7 @@ async fn most_idle_connections_of_another_user_are_closed() {
     assert_eq!(fixture.h2().await.get("/").await.unwrap().status, 200);
 }
 
-/// As the same user, which is the worst case: connections cannot be told apart by their user.
+/// As the same user, the worst case: connections cannot be distinguished by UID.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handshakes_that_never_complete_do_not_block_other_clients() {
     let ca = Ca::new("cluster");

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use rustls_pki_types::ServerName;
 use skewbridge_gateway::config::{
-    Admin, ApiServerIdentity, BridgeUser, Callers, Config, Egress, Etcd, Features, Limits, Listen,
-    LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
-    TranslateStreams, Upstream, UpstreamStreams,
+    Admin, ApiServerIdentity, AuthenticationConfig, BridgeUser, Config, Egress, Etcd, Features,
+    Limits, Listen, LogFormat, Logs, Peers, RegistryKind, RequestHeader, ServingTls, Shutdown,
+    Streams, TlsVersion, TranslateStreams, Upstream, UpstreamStreams,
 };
 use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_peer_directory::Identity;
@@ -20,7 +20,7 @@ use super::pki::{FRONT_PROXY, Pki};
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Time for requests in flight when the playground ends.
-const DRAIN: Duration = Duration::from_millis(500);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A bridge in front of a server; ports may be 0.
 pub(super) fn config(
@@ -37,11 +37,11 @@ pub(super) fn config(
             secure_port: port,
             advertise_address: Some(LOOPBACK),
         },
-        serving: Serving {
+        serving: ServingTls {
             key_pair: pki.serving.clone(),
             min_version: TlsVersion::Tls12,
         },
-        callers: Callers {
+        callers: AuthenticationConfig {
             client_ca: Some(pki.ca.clone()),
             request_header: Some(RequestHeader {
                 ca: pki.front_proxy_ca.clone(),
@@ -83,7 +83,7 @@ pub(super) fn config(
         },
         shutdown: Shutdown {
             delay: Duration::ZERO,
-            drain: DRAIN,
+            drain: DRAIN_TIMEOUT,
         },
         logs: Logs {
             verbosity: 0,

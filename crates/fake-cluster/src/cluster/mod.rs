@@ -33,7 +33,7 @@ use reserved_port::ReservedPort;
 pub use samples::{POD, POD_PORT, POLICY_PATH};
 
 /// The number of servers: one of each release.
-const SERVERS: usize = Release::ALL.len();
+const SERVER_COUNT: usize = Release::ALL.len();
 
 /// Time for bridges to shut down; then they are aborted.
 const BRIDGE_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -179,7 +179,7 @@ impl Cluster {
         let exchange = SharedMemoryRegistry::default();
         for (index, server) in cluster.servers.iter().enumerate() {
             let name = format!("bridge-{}", server.release);
-            let (port, admin) = (SERVERS + index, 2 * SERVERS + 1 + index);
+            let (port, admin) = (SERVER_COUNT + index, 2 * SERVER_COUNT + 1 + index);
             let config = bridge_config::config(
                 &cluster.pki,
                 &exchange,

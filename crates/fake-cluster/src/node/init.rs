@@ -87,7 +87,7 @@ struct ProcessGroup {
 
 /// Whether processes are left.
 #[derive(PartialEq, Eq)]
-enum Remaining {
+enum ProcessesLeft {
     Some,
     None,
 }
@@ -104,7 +104,7 @@ impl ProcessGroup {
     }
 
     /// Waits for processes that have exited.
-    fn reap(&mut self) -> Remaining {
+    fn reap(&mut self) -> ProcessesLeft {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((id, status))) => {
@@ -112,9 +112,9 @@ impl ProcessGroup {
                         self.code = Some(code(status));
                     }
                 }
-                Ok(None) => return Remaining::Some,
+                Ok(None) => return ProcessesLeft::Some,
                 // There are no children.
-                Err(_) => return Remaining::None,
+                Err(_) => return ProcessesLeft::None,
             }
         }
     }
@@ -127,7 +127,7 @@ impl ProcessGroup {
             for id in descendants([getpid()]) {
                 let _ = kill_process(id, Signal::KILL);
             }
-            if self.reap() == Remaining::None || Instant::now() > deadline {
+            if self.reap() == ProcessesLeft::None || Instant::now() > deadline {
                 return;
             }
             let _ = timeout(POLL_INTERVAL, buried.recv()).await;

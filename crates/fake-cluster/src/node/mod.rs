@@ -33,7 +33,7 @@ use std::thread::JoinHandle;
 use tokio::sync::{Notify, oneshot};
 
 use crate::server::SharedStore;
-use crate::server::pod_streams::{PodStreams, StreamAnswer, StreamRequest};
+use crate::server::pod_streams::{PodStreams, StreamRequest, StreamResponse};
 use pod_sync::{PodSync, Pods};
 pub use process::Program;
 use process::{KILL_TIMEOUT, Launcher};
@@ -96,7 +96,7 @@ impl PodStreams for Node {
     fn answer(
         &self,
         request: StreamRequest,
-    ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = StreamResponse> + Send + '_>> {
         Box::pin(async move { stream_validation::answer(&self.pods, &self.launcher, &request) })
     }
 }

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     /// Generous: the machine may be busy with something else.
-    const LIMIT: Duration = Duration::from_secs(30);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
     /// A pair of streams and the pod's end of the connection, which has received a byte.
     async fn pair(handle: &connection::Handle, pod: &TcpListener) -> (Stream, Stream, TcpStream) {
@@ -285,6 +285,6 @@ mod tests {
                 while let Ok(1..) = theirs.read(&mut bytes).await {}
             }
         };
-        timeout(LIMIT, test).await.unwrap();
+        timeout(TEST_TIMEOUT, test).await.unwrap();
     }
 }

@@ -31,7 +31,9 @@ use super::pod_sync::{Pod, Pods};
 use super::port_forward::{self, PodDialer};
 use super::process::Launcher;
 use super::{spdy, websocket};
-use crate::server::pod_streams::{StreamAnswer, StreamKind, StreamRequest, Switched, Takeover};
+use crate::server::pod_streams::{
+    PodStreamHandler, StreamKind, StreamRequest, StreamResponse, UpgradedStream,
+};
 use crate::time::Time;
 
 const SPDY: &str = "SPDY/3.1";
@@ -47,14 +49,14 @@ const EXIT_KILLED: u8 = 128 + 9;
 const LOG_QUEUE_LENGTH: usize = 4;
 
 /// Serves a request for a subresource of a pod.
-pub(super) fn answer(pods: &Pods, launcher: &Launcher, request: &StreamRequest) -> StreamAnswer {
+pub(super) fn answer(pods: &Pods, launcher: &Launcher, request: &StreamRequest) -> StreamResponse {
     let answered = match request.kind {
         StreamKind::Log => log(pods, request),
         StreamKind::Exec => exec(pods, launcher, request),
         StreamKind::Attach => attached(pods, request),
         StreamKind::PortForward => forwarded(pods, launcher, request),
     };
-    answered.unwrap_or_else(StreamAnswer::Refused)
+    answered.unwrap_or_else(StreamResponse::Refused)
 }
 
 /// The values of a query.
@@ -157,7 +159,7 @@ fn running(
     })
 }
 
-fn log(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status> {
+fn log(pods: &Pods, request: &StreamRequest) -> Result<StreamResponse, Status> {
     let query = Query(&request.query);
     let pod = pod(pods, request)?;
     let container = container(&pod, request)?;
@@ -206,10 +208,14 @@ fn log(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status> {
     let mut head = Response::new(());
     let plain = HeaderValue::from_static("text/plain");
     head.headers_mut().insert(CONTENT_TYPE, plain);
-    Ok(StreamAnswer::Pieces(head, receiver))
+    Ok(StreamResponse::Chunked(head, receiver))
 }
 
-fn exec(pods: &Pods, launcher: &Launcher, request: &StreamRequest) -> Result<StreamAnswer, Status> {
+fn exec(
+    pods: &Pods,
+    launcher: &Launcher,
+    request: &StreamRequest,
+) -> Result<StreamResponse, Status> {
     let pod = pod(pods, request)?;
     let container = container(&pod, request)?;
     let run = running(request, &container)?;
@@ -263,7 +269,7 @@ impl OwnedExec {
     }
 }
 
-fn attached(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status> {
+fn attached(pods: &Pods, request: &StreamRequest) -> Result<StreamResponse, Status> {
     let pod = pod(pods, request)?;
     let container = container(&pod, request)?;
     let run = running(request, &container)?;
@@ -340,7 +346,7 @@ impl CommandProtocol {
         }
     }
 
-    fn switch<R, F>(self, run: R) -> StreamAnswer
+    fn switch<R, F>(self, run: R) -> StreamResponse
     where
         R: FnOnce(ProcessEnd) -> F + Send + 'static,
         F: Future<Output = Outcome> + Send + 'static,
@@ -348,16 +354,16 @@ impl CommandProtocol {
         match self {
             Self::Spdy(protocol, options) => {
                 let head = switching(spdy_headers(protocol.name()));
-                let takeover = Takeover::new(move |switched| async move {
+                let handler = PodStreamHandler::new(move |switched| async move {
                     spdy::serve(with_buffered_input(switched), options, protocol, run).await;
                 });
-                StreamAnswer::Switch(head, takeover)
+                StreamResponse::Switch(head, handler)
             }
             Self::WebSocket(headers, protocol, options) => {
-                let takeover = Takeover::new(move |switched| async move {
+                let handler = PodStreamHandler::new(move |switched| async move {
                     websocket::serve(with_buffered_input(switched), options, protocol, run).await;
                 });
-                StreamAnswer::Switch(switching(headers), takeover)
+                StreamResponse::Switch(switching(headers), handler)
             }
         }
     }
@@ -367,7 +373,7 @@ fn forwarded(
     pods: &Pods,
     launcher: &Launcher,
     request: &StreamRequest,
-) -> Result<StreamAnswer, Status> {
+) -> Result<StreamResponse, Status> {
     let pod = pod(pods, request)?;
     if request.pod.text(&["status", "phase"]) != "Running" {
         return Err(Status::bad_request(format!(
@@ -390,14 +396,14 @@ fn forwarded(
             let wanted = wanted.map_err(Status::bad_request)?;
             let protocol = wanted.agreed.header.map(HeaderValue::from_static);
             set_response_headers(&requested, protocol, &mut answer);
-            let takeover = Takeover::new(move |switched| async move {
+            let handler = PodStreamHandler::new(move |switched| async move {
                 channel_forward::serve(with_buffered_input(switched), wanted, reach).await;
             });
-            return Ok(StreamAnswer::Switch(switching(answer), takeover));
+            return Ok(StreamResponse::Switch(switching(answer), handler));
         }
         let protocol = HeaderValue::from_static(TUNNELLED_PORT_FORWARD);
         set_response_headers(&requested, Some(protocol), &mut answer);
-        let takeover = Takeover::new(move |switched| async move {
+        let handler = PodStreamHandler::new(move |switched| async move {
             let (outside, inside) = duplex(TUNNEL_BUFFER_BYTES);
             let forward = port_forward::serve(inside, reach);
             tokio::join!(
@@ -405,7 +411,7 @@ fn forwarded(
                 forward
             );
         });
-        return Ok(StreamAnswer::Switch(switching(answer), takeover));
+        return Ok(StreamResponse::Switch(switching(answer), handler));
     }
     require_spdy(headers)?;
     let mut offers = headers.get_all(PROTOCOL_VERSION).into_iter();
@@ -414,15 +420,15 @@ fn forwarded(
             "unable to upgrade: only {PORT_FORWARD} is known, in {PROTOCOL_VERSION}"
         )));
     }
-    let takeover = Takeover::new(move |switched| async move {
+    let handler = PodStreamHandler::new(move |switched| async move {
         port_forward::serve(with_buffered_input(switched), reach).await;
     });
     let head = switching(spdy_headers(PORT_FORWARD));
-    Ok(StreamAnswer::Switch(head, takeover))
+    Ok(StreamResponse::Switch(head, handler))
 }
 
 /// The connection, including bytes that were read already.
-fn with_buffered_input(switched: Switched) -> impl AsyncRead + AsyncWrite + Unpin + Send {
+fn with_buffered_input(switched: UpgradedStream) -> impl AsyncRead + AsyncWrite + Unpin + Send {
     Rewind {
         prefix: switched.input,
         io: switched.io,

@@ -12,11 +12,11 @@ pub struct LabelSelector(Vec<Requirement>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Requirement {
     key: String,
-    test: Test,
+    test: LabelOperator,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Test {
+enum LabelOperator {
     Exists,
     Missing,
     /// One of them; equality is a set of one.
@@ -48,7 +48,7 @@ impl LabelSelector {
     }
 }
 
-impl Test {
+impl LabelOperator {
     fn holds(&self, value: Option<&str>) -> bool {
         let number = || value?.parse::<i64>().ok();
         match self {
@@ -176,14 +176,14 @@ impl Parser {
         check("<nil>", &key, &label_key_errors(&key))?;
         let ends = matches!(self.peek(), Token::Mark(END | ","));
         let test = match (negated, ends) {
-            (true, _) => Test::Missing,
-            (false, true) => Test::Exists,
+            (true, _) => LabelOperator::Missing,
+            (false, true) => LabelOperator::Exists,
             (false, false) => self.comparison(&key)?,
         };
         Ok(Requirement { key, test })
     }
 
-    fn comparison(&mut self, key: &str) -> Result<Test, String> {
+    fn comparison(&mut self, key: &str) -> Result<LabelOperator, String> {
         let operator = self.next();
         let values = match operator.literal() {
             "in" | "notin" => self.values()?,
@@ -195,10 +195,10 @@ impl Parser {
             check(&field, value, &label_value_errors(value))?;
         }
         Ok(match operator.literal() {
-            ">" => Test::Above(number(&values)?),
-            "<" => Test::Below(number(&values)?),
-            "!=" | "notin" => Test::NotIn(values),
-            _ => Test::In(values),
+            ">" => LabelOperator::Above(number(&values)?),
+            "<" => LabelOperator::Below(number(&values)?),
+            "!=" | "notin" => LabelOperator::NotIn(values),
+            _ => LabelOperator::In(values),
         })
     }
 

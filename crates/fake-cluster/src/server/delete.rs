@@ -13,7 +13,7 @@ use crate::namespaces::admit_deletion;
 use crate::object::{Object, texts};
 use crate::resource_strategy::Definition;
 use crate::status::quoted;
-use crate::store::{Deletion, DryRun, Listed, Preconditions, Store, WriteContext};
+use crate::store::{Deletion, DryRun, ListPage, Preconditions, Store, WriteContext};
 
 /// Options of a deletion: `DeleteOptions` of the body, or the query.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +44,7 @@ impl Options {
 
     /// `DeleteOptions` of a body; options that are not set are taken from the query.
     pub(super) fn read(body: &Value, request: &ApiRequest<'_>) -> Result<Self, Status> {
-        let said = |name: &str| match &body[name] {
+        let option = |name: &str| match &body[name] {
             Value::String(text) => text.clone(),
             Value::Number(number) => number.to_string(),
             Value::Bool(flag) => flag.to_string(),
@@ -53,7 +53,7 @@ impl Options {
         let text = |name: &str| body["preconditions"][name].as_str().map(str::to_owned);
         let mut dry_run = texts(body.get("dryRun"));
         dry_run.push(request.query.get("dryRun"));
-        let grace = match said("gracePeriodSeconds").as_str() {
+        let grace = match option("gracePeriodSeconds").as_str() {
             "" => None,
             text => Some(text.parse().map_err(|_| {
                 Status::bad_request(format!(
@@ -69,8 +69,8 @@ impl Options {
                 resource_version: text("resourceVersion"),
             },
             dependents: match (
-                said("propagationPolicy").as_str(),
-                &*said("orphanDependents"),
+                option("propagationPolicy").as_str(),
+                &*option("orphanDependents"),
             ) {
                 ("Orphan", _) | ("", "true") => Dependents::Stay,
                 _ => Dependents::End,
@@ -137,7 +137,7 @@ pub(super) fn delete_collection(
             }
             Ok((items, store.version()))
         })?;
-    let listed = Listed {
+    let listed = ListPage {
         items,
         version,
         continue_token: String::new(),

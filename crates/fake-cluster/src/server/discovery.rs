@@ -42,8 +42,9 @@ pub(super) fn answer(
 
 /// An aggregated document, if the client accepts one.
 fn document(catalogue: &Catalogue, root: Root, headers: &HeaderMap) -> Option<ApiResponse> {
-    let wanted =
-        RequestedDiscovery::from_headers(headers, |schema| catalogue.release().understands(schema));
+    let wanted = RequestedDiscovery::from_headers(headers, |schema| {
+        catalogue.release().serves_discovery_schema(schema)
+    });
     let (RequestedDiscovery::Merged(wish) | RequestedDiscovery::Local(wish)) = wanted else {
         return None;
     };

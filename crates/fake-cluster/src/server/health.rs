@@ -65,13 +65,13 @@ fn go_architecture() -> &'static str {
 }
 
 fn health(server: &Server, endpoint: &str, query: &Query) -> ApiResponse {
-    let leaving = endpoint == "readyz" && server.drain.is_leaving();
-    let code = if leaving {
+    let not_ready = endpoint == "readyz" && server.drain.is_not_ready();
+    let code = if not_ready {
         StatusCode::INTERNAL_SERVER_ERROR
     } else {
         StatusCode::OK
     };
-    if query.find("verbose").is_none() && !leaving {
+    if query.find("verbose").is_none() && !not_ready {
         return responses::text(code, "ok");
     }
     let mut text = String::new();
@@ -79,7 +79,7 @@ fn health(server: &Server, endpoint: &str, query: &Query) -> ApiResponse {
         // Writing to a String does not fail.
         let _ = writeln!(text, "[+]{check} ok");
     }
-    let _ = if leaving {
+    let _ = if not_ready {
         write!(
             text,
             "[-]shutdown failed: reason withheld\n{endpoint} check failed\n"

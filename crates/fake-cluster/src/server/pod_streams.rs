@@ -23,7 +23,7 @@ pub trait PodStreams: Send + Sync + 'static {
     fn answer(
         &self,
         request: StreamRequest,
-    ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>>;
+    ) -> Pin<Box<dyn Future<Output = StreamResponse> + Send + '_>>;
 }
 
 /// An authorized request for `pods/{exec,attach,portforward,log}`.
@@ -64,18 +64,18 @@ pub enum Protocols {
 
 /// The response to a client.
 #[derive(Debug)]
-pub enum StreamAnswer {
+pub enum StreamResponse {
     /// In chunks until the sender is dropped, as for `log -f`. The sender is notified by the
     /// channel when the client disconnects.
-    Pieces(Response<()>, mpsc::Receiver<Bytes>),
+    Chunked(Response<()>, mpsc::Receiver<Bytes>),
     /// A failure.
     Refused(Status),
     /// 101 with these headers; then the node takes over the connection.
-    Switch(Response<()>, Takeover),
+    Switch(Response<()>, PodStreamHandler),
 }
 
 /// A connection after 101.
-pub struct Switched {
+pub struct UpgradedStream {
     /// Both directions, above TLS.
     pub io: Box<dyn Io>,
     /// Bytes that were read after the request head.
@@ -89,29 +89,29 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// Takes over a connection after 101. It runs in the task of the connection: if the server is
 /// killed, it is dropped.
-pub struct Takeover(Box<TakeoverFn>);
+pub struct PodStreamHandler(Box<PodStreamFn>);
 
-type TakeoverFn = dyn FnOnce(Switched) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send;
+type PodStreamFn = dyn FnOnce(UpgradedStream) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send;
 
-impl Takeover {
+impl PodStreamHandler {
     /// From a function.
     pub fn new<F, R>(run: F) -> Self
     where
-        F: FnOnce(Switched) -> R + Send + 'static,
+        F: FnOnce(UpgradedStream) -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
         Self(Box::new(|switched| Box::pin(run(switched))))
     }
 
     /// Runs it to its end.
-    pub async fn run(self, switched: Switched) {
+    pub async fn run(self, switched: UpgradedStream) {
         (self.0)(switched).await;
     }
 }
 
-impl fmt::Debug for Takeover {
+impl fmt::Debug for PodStreamHandler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Takeover").finish_non_exhaustive()
+        f.debug_struct("PodStreamHandler").finish_non_exhaustive()
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::api_request::{ApiRequest, ApiTarget};
 use super::authenticate::remove_credentials;
 use super::delete::{Options, end};
-use super::pod_streams::{Protocols, StreamAnswer, StreamKind, StreamRequest, Switched};
+use super::pod_streams::{Protocols, StreamKind, StreamRequest, StreamResponse, UpgradedStream};
 use super::responses::{self, ApiResponse};
 use super::write::change;
 use crate::catalogue::Release;
@@ -81,17 +81,17 @@ pub(super) async fn stream(
         pod,
     };
     match request.server.streams.answer(stream_request).await {
-        StreamAnswer::Pieces(head, pieces) => Ok(ClientResponse::new(
+        StreamResponse::Chunked(head, pieces) => Ok(ClientResponse::new(
             head.map(|()| ResponseBody::generated(Channel(pieces))),
         )),
-        StreamAnswer::Refused(status) => Err(status),
-        StreamAnswer::Switch(..) if request.head.version == http::Version::HTTP_2 => {
+        StreamResponse::Refused(status) => Err(status),
+        StreamResponse::Switch(..) if request.head.version == http::Version::HTTP_2 => {
             Err(Status::bad_request("Upgrade request required"))
         }
-        StreamAnswer::Switch(head, takeover) => Ok(ClientResponse::switching(
+        StreamResponse::Switch(head, handler) => Ok(ClientResponse::switching(
             head,
             UpgradeHandler::new(|io, input, ()| {
-                takeover.run(Switched {
+                handler.run(UpgradedStream {
                     io: Box::new(io),
                     input,
                 })

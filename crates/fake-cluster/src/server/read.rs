@@ -13,7 +13,7 @@ use crate::conversion;
 use crate::object::Object;
 use crate::selectors::Selection;
 use crate::status::{FieldError, GroupResource, invalid};
-use crate::store::{ListOptions, Listed, VersionMatch};
+use crate::store::{ListOptions, ListPage, VersionMatch};
 use crate::table::{Include, ListMeta, table};
 
 /// Gets one object.
@@ -181,7 +181,7 @@ pub(super) fn present(
 pub(super) fn present_list(
     request: &ApiRequest<'_>,
     target: &ApiTarget<'_>,
-    listed: &Listed,
+    listed: &ListPage,
     form: Form,
 ) -> Value {
     let meta = ListMeta {

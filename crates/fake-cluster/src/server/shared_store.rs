@@ -18,7 +18,7 @@ use crate::rbac;
 use crate::resource_strategy::{Definition, Part};
 use crate::selectors::Selection;
 use crate::status::{GroupResource, unknown_resource};
-use crate::store::{Deletion, DryRun, ListOptions, Listed, Preconditions, Store, WriteContext};
+use crate::store::{Deletion, DryRun, ListOptions, ListPage, Preconditions, Store, WriteContext};
 use crate::time::Time;
 use crate::watch::{Change, WatchStart, Watcher};
 
@@ -123,7 +123,7 @@ impl SharedStore {
     }
 
     /// All objects of a resource, in a namespace or in all (empty).
-    pub fn list(&self, resource: &GroupResource, namespace: &str) -> Result<Listed, Status> {
+    pub fn list(&self, resource: &GroupResource, namespace: &str) -> Result<ListPage, Status> {
         let (all, options) = (Selection::default(), ListOptions::default());
         self.read(|store| store.list(resource, namespace, &all, &options))
     }

@@ -129,7 +129,7 @@ fn watch_start(request: &ApiRequest<'_>) -> Result<WatchStart, Status> {
             "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
         ),
         (Some(true), _) => Ok(WatchStart::Initial),
-        (Some(false), _) => Ok(WatchStart::News),
+        (Some(false), _) => Ok(WatchStart::ChangesOnly),
     }
 }
 
@@ -292,7 +292,7 @@ impl fmt::Debug for WatchBody {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_http_engine::drain::{DrainTrigger, announcement};
+    use skewbridge_http_engine::drain::{DrainTrigger, drain_channel};
 
     use super::super::shared_store::SharedStore;
     use super::*;
@@ -312,7 +312,7 @@ mod tests {
         map("first");
         let mut watch = store.watch(&maps(), "").unwrap();
         map("news");
-        let (leave, drain) = announcement();
+        let (leave, drain) = drain_channel();
         let watching = WatchStream {
             events: Events {
                 release: Release::V1_36,

@@ -39,7 +39,7 @@ pub enum VersionMatch {
 
 /// A list, or a page of it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Listed {
+pub struct ListPage {
     /// Sorted by namespace and name.
     pub items: Vec<Arc<Object>>,
     /// The version of the list.
@@ -75,7 +75,7 @@ impl Store {
         namespace: &str,
         selection: &Selection,
         options: &ListOptions,
-    ) -> Result<Listed, Status> {
+    ) -> Result<ListPage, Status> {
         let resource = &storage_resource(resource);
         let requested = parse_version(&options.resource_version)?;
         let (version, behind) = if options.continue_token.is_empty() {
@@ -114,7 +114,7 @@ impl Store {
             limit => limit,
         };
         let page: Vec<_> = left.by_ref().take(limit).collect();
-        let mut listed = Listed {
+        let mut listed = ListPage {
             items: page.iter().map(|(_, object)| Arc::clone(object)).collect(),
             version,
             continue_token: String::new(),

@@ -15,7 +15,7 @@ fn update(store: &mut Store, object: Object) -> Result<Arc<Object>, Status> {
     now(|it| store.update(&config_maps(), "shop", &name, object, Part::Main, it))
 }
 
-fn all(store: &Store) -> Listed {
+fn all(store: &Store) -> ListPage {
     let options = ListOptions::default();
     let everything = Selection::default();
     store
@@ -314,7 +314,7 @@ fn pages_have_one_version_until_the_history_drops_it() {
         };
         store.list(&resource, "shop", &everything, &options)
     };
-    let names = |listed: &Listed| -> Vec<String> {
+    let names = |listed: &ListPage| -> Vec<String> {
         listed.items.iter().map(|it| it.name().to_owned()).collect()
     };
     let first = page(&store, "").unwrap();

@@ -60,7 +60,7 @@ fn a_watch_starts_as_requested() {
     assert_eq!(begin("", WatchStart::Default).unwrap(), there);
     assert_eq!(begin("0", WatchStart::Default).unwrap(), there);
     assert_eq!(begin("3", WatchStart::Default).unwrap(), [""; 0]);
-    assert_eq!(begin("", WatchStart::News).unwrap(), [""; 0]);
+    assert_eq!(begin("", WatchStart::ChangesOnly).unwrap(), [""; 0]);
     assert_eq!(
         begin("", WatchStart::Initial).unwrap(),
         ["ADDED a", "ADDED b", "ADDED c", "BOOKMARK -"]

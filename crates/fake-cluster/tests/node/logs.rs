@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::HeaderMap;
 use serde_json::json;
-use skewbridge_fake_cluster::server::pod_streams::{StreamAnswer, StreamKind::Log};
+use skewbridge_fake_cluster::server::pod_streams::{StreamKind::Log, StreamResponse};
 use tokio::sync::mpsc;
 
 use crate::node_fixture::{NodeFixture, TEST_TIMEOUT};
@@ -19,7 +19,7 @@ impl LogReader {
         let answer = fixture
             .send_request(Log, "web", query, HeaderMap::new())
             .await;
-        let StreamAnswer::Pieces(head, pieces) = answer else {
+        let StreamResponse::Chunked(head, pieces) = answer else {
             panic!("{answer:?}")
         };
         assert_eq!(head.headers()["content-type"], "text/plain");

@@ -10,7 +10,7 @@ use http::Response;
 use serde_json::json;
 use skewbridge_fake_cluster::server::RunningServer;
 use skewbridge_fake_cluster::server::pod_streams::{
-    PodStreams, StreamAnswer, StreamKind, StreamRequest, Takeover,
+    PodStreamHandler, PodStreams, StreamKind, StreamRequest, StreamResponse,
 };
 use skewbridge_testkit::H1Client;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -28,7 +28,7 @@ impl PodStreams for Echo {
     fn answer(
         &self,
         request: StreamRequest,
-    ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = StreamResponse> + Send + '_>> {
         assert!(!request.headers.contains_key("authorization"));
         Box::pin(async move {
             if request.kind == StreamKind::Log {
@@ -44,7 +44,7 @@ impl PodStreams for Echo {
                         }
                     }
                 });
-                return StreamAnswer::Pieces(Response::new(()), receiver);
+                return StreamResponse::Chunked(Response::new(()), receiver);
             }
             let upgrade = request.headers["upgrade"].clone();
             let head = Response::builder()
@@ -53,7 +53,7 @@ impl PodStreams for Echo {
                 .header("upgrade", upgrade)
                 .body(())
                 .unwrap();
-            let run = Takeover::new(|mut switched| async move {
+            let run = PodStreamHandler::new(|mut switched| async move {
                 let mut bytes = [0; 4];
                 let early = switched.input.len().min(4);
                 bytes[..early].copy_from_slice(&switched.input.split_to(early));
@@ -62,7 +62,7 @@ impl PodStreams for Echo {
                 switched.io.flush().await.unwrap();
                 switched.io.shutdown().await.unwrap();
             });
-            StreamAnswer::Switch(head, run)
+            StreamResponse::Switch(head, run)
         })
     }
 }

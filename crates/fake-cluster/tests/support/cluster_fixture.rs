@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{Method, Request};
 use serde_json::Value;
 use skewbridge_fake_cluster::catalogue::Release;
-use skewbridge_fake_cluster::server::pod_streams::{PodStreams, StreamAnswer, StreamRequest};
+use skewbridge_fake_cluster::server::pod_streams::{PodStreams, StreamRequest, StreamResponse};
 use skewbridge_fake_cluster::server::{ApiServer, RunningServer, ServerConfig, SharedStore};
 use skewbridge_gateway::tls::files::{KeyPairFiles, load_ca};
 use skewbridge_k8s_api::identity::User;
@@ -126,10 +126,10 @@ impl PodStreams for NoNode {
     fn answer(
         &self,
         request: StreamRequest,
-    ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = StreamResponse> + Send + '_>> {
         let node = request.pod.text(&["spec", "nodeName"]);
         let message = format!("the node {node} of pod {} does not answer", request.name);
-        Box::pin(async { StreamAnswer::Refused(Status::internal(message)) })
+        Box::pin(async { StreamResponse::Refused(Status::internal(message)) })
     }
 }
 

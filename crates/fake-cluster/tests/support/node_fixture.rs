@@ -13,7 +13,7 @@ use skewbridge_fake_cluster::node::{Node, NodeConfig, Program};
 use skewbridge_fake_cluster::object::Object;
 use skewbridge_fake_cluster::server::SharedStore;
 use skewbridge_fake_cluster::server::pod_streams::{
-    PodStreams as _, StreamAnswer, StreamKind, StreamRequest, Switched,
+    PodStreams as _, StreamKind, StreamRequest, StreamResponse, UpgradedStream,
 };
 use skewbridge_fake_cluster::server::shared_store::StoreWatch;
 use skewbridge_fake_cluster::status::GroupResource;
@@ -137,7 +137,7 @@ impl NodeFixture {
         pod: &str,
         query: &str,
         headers: HeaderMap,
-    ) -> StreamAnswer {
+    ) -> StreamResponse {
         let is_spdy = headers.get(UPGRADE).is_some_and(|it| it == "SPDY/3.1");
         let request = StreamRequest {
             kind,
@@ -155,7 +155,7 @@ impl NodeFixture {
             .send_request(kind, pod, query, spdy_headers("v4.channel.k8s.io"))
             .await
         {
-            StreamAnswer::Refused(status) => status,
+            StreamResponse::Refused(status) => status,
             other => panic!("{other:?}"),
         }
     }
@@ -168,12 +168,12 @@ impl NodeFixture {
         query: &str,
         headers: HeaderMap,
     ) -> DuplexStream {
-        let takeover = match self.send_request(kind, pod, query, headers).await {
-            StreamAnswer::Switch(_, takeover) => takeover,
+        let handler = match self.send_request(kind, pod, query, headers).await {
+            StreamResponse::Switch(_, handler) => handler,
             other => panic!("{other:?}"),
         };
         let (here, there) = tokio::io::duplex(64 * 1024);
-        tokio::spawn(takeover.run(Switched {
+        tokio::spawn(handler.run(UpgradedStream {
             io: Box::new(there),
             input: BytesMut::new(),
         }));

@@ -9,7 +9,7 @@ use skewbridge_peer_directory::registry::RegistryStatus;
 use skewbridge_peer_directory::{MicroTime, Peer, reachability};
 
 use crate::cluster_state::{Cluster, ClusterHandle};
-use crate::local_identity::{KeptBy, LocalIdentity};
+use crate::local_identity::{LeaseRenewer, LocalIdentity};
 use crate::peer_config::PeeringDisabled;
 
 #[derive(Serialize)]
@@ -61,7 +61,7 @@ struct LocalView {
     identity: String,
     /// The address that is published for peers.
     address: String,
-    lease_kept_by: KeptBy,
+    lease_kept_by: LeaseRenewer,
     /// Why the identity is probably wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
@@ -134,8 +134,8 @@ fn view(cluster: &Cluster, own: &LocalIdentity, registry: &RegistryStatus) -> Vi
             host: own.name().host().map(str::to_owned),
             identity: own.identity.to_string(),
             address: own.address.to_string(),
-            lease_kept_by: own.kept_by(),
-            problem: own.doubt(),
+            lease_kept_by: own.renewed_by(),
+            problem: own.mismatch_reason(),
             version: local
                 .and_then(|it| it.version.as_ref())
                 .map(ToString::to_string),

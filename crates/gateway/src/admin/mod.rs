@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use skewbridge_http_engine::body::{RequestBody, ResponseBody};
-use skewbridge_http_engine::drain::announcement;
+use skewbridge_http_engine::drain::drain_channel;
 use skewbridge_http_engine::server::ClientTimeouts;
 use skewbridge_http_engine::server::{ClientIo, ClientResponse, Service, h1};
 use skewbridge_k8s_api::content_negotiation::negotiate_error_format;
@@ -32,7 +32,7 @@ pub(crate) struct Admin {
 /// Serves until it is dropped: also while the bridge drains, so that the drain can be observed.
 pub(crate) async fn run(listener: TcpListener, admin: Admin, timeouts: ClientTimeouts) {
     // A drain that is never triggered.
-    let (_trigger, drain) = announcement();
+    let (_trigger, drain) = drain_channel();
     let mut connections = JoinSet::new();
     loop {
         while connections.len() >= MAX_CONNECTIONS {

@@ -7,12 +7,12 @@ use crate::metrics::connections::{EvictionReason, SlotCounts};
 use crate::source_network::SourceNetwork;
 
 /// The default of `--reserved-connections`: this part of `--max-connections`.
-const DEFAULT_RESERVED_FRACTION: usize = 10;
+const DEFAULT_RESERVED_DIVISOR: usize = 10;
 
 /// The default of `--max-unauthenticated-connections-per-source`: this part of
 /// `--max-connections`. Behind a load balancer all clients are one source, and after a
 /// restart all of them are in their TLS handshakes at once.
-const DEFAULT_SOURCE_FRACTION: usize = 4;
+const DEFAULT_PER_SOURCE_DIVISOR: usize = 4;
 
 /// The minimum of that default: one kubectl opens several connections.
 const MIN_DEFAULT_PER_SOURCE: usize = 16;
@@ -70,9 +70,9 @@ impl Policy {
         let per_source = limits.max_unauthenticated_connections_per_source;
         Self {
             max_connections: max,
-            reserved: reserved.unwrap_or(max / DEFAULT_RESERVED_FRACTION),
+            reserved: reserved.unwrap_or(max / DEFAULT_RESERVED_DIVISOR),
             max_unauthenticated_per_source: per_source
-                .unwrap_or((max / DEFAULT_SOURCE_FRACTION).max(MIN_DEFAULT_PER_SOURCE)),
+                .unwrap_or((max / DEFAULT_PER_SOURCE_DIVISOR).max(MIN_DEFAULT_PER_SOURCE)),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::control::internal_client::{
 };
 use crate::health::UpstreamHealth;
 use crate::state::GatewayState;
-use crate::upstream_problem::explain;
+use crate::upstream_error_hint::explain;
 
 /// The interval between two probes of an upstream that was ready at the last one.
 const READY_PROBE_INTERVAL: Duration = Duration::from_secs(2);
@@ -47,7 +47,7 @@ pub(crate) async fn run(bridge: Arc<GatewayState>, health: Arc<ArcSwap<UpstreamH
                 Ok(Ok(())) => upstream_seen_ready = true,
                 // A kube-apiserver that starts denies all requests for a moment. One that
                 // keeps denying them counts as ready.
-                Ok(Err(Denied)) => {
+                Ok(Err(VersionUnknown)) => {
                     denials += 1;
                     upstream_seen_ready |= denials >= MAX_VERSION_DENIALS;
                 }
@@ -81,7 +81,7 @@ pub(crate) async fn run(bridge: Arc<GatewayState>, health: Arc<ArcSwap<UpstreamH
 }
 
 /// Upstream has denied the request for its version, or has not answered it.
-struct Denied;
+struct VersionUnknown;
 
 struct Prober {
     client: InternalClient,
@@ -102,7 +102,7 @@ impl Prober {
 
     /// Stores the version of upstream. If anonymous requests for it are denied, it is
     /// requested as `--bridge-user`.
-    async fn update_version(&self) -> Result<(), Denied> {
+    async fn update_version(&self) -> Result<(), VersionUnknown> {
         let denied = |response: &Result<InternalResponse, String>| {
             (response.as_ref()).is_ok_and(|response| is_denied(response.status))
         };
@@ -113,7 +113,7 @@ impl Prober {
             response = self.get("/version", InternalTarget::Upstream).await;
         }
         if response.is_err() || denied(&response) {
-            return Err(Denied);
+            return Err(VersionUnknown);
         }
         if let Ok(response) = response
             && response.status == StatusCode::OK

@@ -72,7 +72,7 @@ impl Worker {
     /// Serves a connection.
     pub(crate) fn serve(&self, accepted: AcceptedConnection) {
         // A worker only ends when it is stopped.
-        let _ = self.connections.send((accepted, self.running.one()));
+        let _ = self.connections.send((accepted, self.running.guard()));
     }
 
     /// The number of its connections.

@@ -30,7 +30,7 @@ impl HeaderMetrics {
         metrics
     }
 
-    pub(crate) fn met(&self, limit: HeaderLimit) {
+    pub(crate) fn record(&self, limit: HeaderLimit) {
         let limit = limit.as_str();
         self.0.get_or_create(&Labels { limit }).inc();
     }

@@ -44,15 +44,15 @@ struct Series {
     peers: HashMap<PeerLabels, BTreeSet<u16>>,
     /// A cache of the series of recent rerouted requests, oldest first: a lookup by labels
     /// allocates seven strings.
-    recent: Vec<Recent>,
+    recent: Vec<CachedSeries>,
 }
 
 /// More combinations of resource and code than a control plane usually reroutes at a time.
-const MAX_RECENT: usize = 32;
+const MAX_CACHED_SERIES: usize = 32;
 
 /// The series of rerouted requests with the same labels.
 #[derive(Debug)]
-struct Recent {
+struct CachedSeries {
     identity: Identity,
     host: Option<String>,
     group: String,
@@ -63,7 +63,7 @@ struct Recent {
     duration: Histogram,
 }
 
-impl Recent {
+impl CachedSeries {
     fn is(&self, peer: &Peer, request: &RequestInfo<'_>, code: u16) -> bool {
         self.code == code
             && self.resource == request.resource
@@ -183,9 +183,9 @@ impl SyncError {
 
 /// A family that is described before its first sample, so that it can be found in a scrape.
 #[derive(Debug)]
-struct Announced<M>(M);
+struct DescribedFamily<M>(M);
 
-impl<M: EncodeMetric> EncodeMetric for Announced<M> {
+impl<M: EncodeMetric> EncodeMetric for DescribedFamily<M> {
     fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
         self.0.encode(encoder)
     }
@@ -230,44 +230,44 @@ impl PeerMetrics {
             registry.register(
                 name,
                 "Requests sent to peers because the local kube-apiserver does not serve them, by the code of the response: that of the peer, or that of the bridge if no peer answered",
-                Announced(metrics.rerouted.clone()),
+                DescribedFamily(metrics.rerouted.clone()),
             );
         }
         registry.register(
             "apiserver_peer_proxy_errors",
             "Requests that a peer did not accept, by cause",
-            Announced(metrics.errors.clone()),
+            DescribedFamily(metrics.errors.clone()),
         );
         registry.register(
             "apiserver_peer_discovery_sync_errors",
             "Failed discovery of peers, by cause",
-            Announced(metrics.sync_errors.clone()),
+            DescribedFamily(metrics.sync_errors.clone()),
         );
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
             "rerouted_requests",
             "Requests sent to peers, by the peer that answered or was tried last (empty: none had an address) and by the code of the response",
-            Announced(metrics.rerouted_to.clone()),
+            DescribedFamily(metrics.rerouted_to.clone()),
         );
         bridge.register(
             "peer_request_duration_seconds",
             "Time from sending a request to a peer to the head of its response",
-            Announced(metrics.duration.clone()),
+            DescribedFamily(metrics.duration.clone()),
         );
         bridge.register(
             "peer_discovery_age_seconds",
             "Time since the last successful discovery poll of a peer",
-            Announced(metrics.age.clone()),
+            DescribedFamily(metrics.age.clone()),
         );
         bridge.register(
             "peer_up",
             "Whether a peer can be reached: 1 if the last discovery poll and the last request were answered",
-            Announced(metrics.up.clone()),
+            DescribedFamily(metrics.up.clone()),
         );
         bridge.register(
             "peer_discovery_polls",
             "Discovery polls of peers, by peer and result",
-            Announced(metrics.polls.clone()),
+            DescribedFamily(metrics.polls.clone()),
         );
         bridge.register(
             "peer_registry_up",
@@ -328,7 +328,7 @@ impl PeerMetrics {
         let mut recent = series.recent.iter();
         let known = recent.position(|it| it.is(peer, request, code));
         let index = known.unwrap_or_else(|| {
-            if series.recent.len() == MAX_RECENT {
+            if series.recent.len() == MAX_CACHED_SERIES {
                 series.recent.remove(0);
             }
             let found = self.find_series(&mut series, peer, request, code);
@@ -357,8 +357,8 @@ impl PeerMetrics {
         peer: &Peer,
         request: &RequestInfo<'_>,
         code: u16,
-    ) -> Recent {
-        Recent {
+    ) -> CachedSeries {
+        CachedSeries {
             identity: peer.identity.clone(),
             host: peer.host.clone(),
             group: request.group.to_owned(),

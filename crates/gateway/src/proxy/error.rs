@@ -144,18 +144,18 @@ impl ProxyError {
             ErrorKind::Refused(refusal) => refusal_status(refusal, bridge),
             ErrorKind::Local => match &self.source {
                 Some(SendError::Client(cause)) => Status::bad_request(cause.clone()),
-                Some(error) if self.retry == Retry::Safe => error_response::later(format!(
+                Some(error) if self.retry == Retry::Safe => error_response::retry_later(format!(
                     "{} cannot be reached: {error}",
                     bridge.upstream_name()
                 )),
                 Some(error) => Status::bad_gateway(error.to_string()),
                 None => Status::bad_gateway("no response"),
             },
-            ErrorKind::LocalReplaced => error_response::later(format!(
+            ErrorKind::LocalReplaced => error_response::retry_later(format!(
                 "{} does not serve this any more; discovery of other servers is in progress",
                 bridge.upstream_name()
             )),
-            ErrorKind::NoPeer(why) => error_response::later(format!("{PEER_FAILED}: {why}")),
+            ErrorKind::NoPeer(why) => error_response::retry_later(format!("{PEER_FAILED}: {why}")),
             ErrorKind::PeerLost(why) => Status::unavailable(format!("{PEER_FAILED}: {why}")),
             ErrorKind::Timeout(limit) => Status::timeout(format!(
                 "the kube-apiserver that serves this did not answer within {} s",
@@ -198,18 +198,20 @@ fn refusal_status(refusal: &Refusal, bridge: &GatewayState) -> Status {
         Refusal::Loop => Status::loop_detected(
             "this request has passed this gateway before: --upstream leads back to it",
         ),
-        Refusal::TooEarly(missing) => error_response::later(format!(
+        Refusal::TooEarly(missing) => error_response::retry_later(format!(
             "the gateway of {} has just started and does not know {} yet",
             bridge.upstream_name(),
             missing.as_str()
         )),
-        Refusal::NotServed => error_response::later(format!(
+        Refusal::NotServed => error_response::retry_later(format!(
             "a peer sent this request to {}, which does not serve it any more",
             bridge.upstream_name()
         )),
-        Refusal::PeerUnknown(identity) => error_response::later(match &bridge.cluster_handle {
-            Some(cluster_handle) => cluster_handle.unknown_peer(identity),
-            None => format!("not served here, and the APIs of {identity} are not known yet"),
-        }),
+        Refusal::PeerUnknown(identity) => {
+            error_response::retry_later(match &bridge.cluster_handle {
+                Some(cluster_handle) => cluster_handle.unknown_peer(identity),
+                None => format!("not served here, and the APIs of {identity} are not known yet"),
+            })
+        }
     }
 }

@@ -18,7 +18,7 @@ use skewbridge_peer_directory::{Peer, order_candidates};
 
 use super::error::ProxyError;
 use super::request_context::{LIVENESS_CHECK_DELAY, RequestContext};
-use crate::access_log::{AccessLogEntry, CLIENT_LEFT};
+use crate::access_log::{AccessLogEntry, STATUS_CLIENT_CLOSED_REQUEST};
 use crate::authn::Caller;
 use crate::bridge_headers::is_not_processed;
 use crate::cluster_state::ResyncHint;
@@ -87,7 +87,7 @@ impl Drop for Attempt<'_> {
             self.count(if timed_out {
                 StatusCode::GATEWAY_TIMEOUT.as_u16()
             } else {
-                CLIENT_LEFT
+                STATUS_CLIENT_CLOSED_REQUEST
             });
         }
     }

@@ -31,7 +31,7 @@ use crate::access_log::AccessLogEntry;
 use crate::authentication_limit::{Attempt, Outcome, TokenHash};
 use crate::authn::{AuthnResult, Caller, ClientCertState, TrustConfig};
 use crate::bridge_headers::{mark_by_bridge, remove_between_bridges};
-use crate::client_connection::{ClientConnection, TokenPlace};
+use crate::client_connection::{ClientConnection, TokenLocation};
 use crate::cluster_state::ResyncHint;
 use crate::error_response::{self, Detail};
 use crate::health;
@@ -66,7 +66,7 @@ impl Service for ConnectionHandler {
     }
 
     fn met_header_limit(&self, limit: HeaderLimit) {
-        self.0.bridge.metrics.headers().met(limit);
+        self.0.bridge.metrics.headers().record(limit);
     }
 
     fn refused(&self, status: StatusCode) {
@@ -195,7 +195,7 @@ impl ConnectionHandler {
         }
 
         let detail = Detail::of(&caller, &self.0.client, from_front_proxy);
-        let token_place = TokenPlace::of(&caller, head);
+        let token_place = TokenLocation::of(&caller, head);
         let token = self.unproven_token(&caller, head);
         // The head is forwarded; the context keeps the method and the URI that it was parsed from.
         let (method, uri) = (head.method.clone(), head.uri.clone());
@@ -425,7 +425,7 @@ fn route(
 ) -> Result<Destination, ProxyError> {
     let bridge = context.bridge;
     let input = routing::RouteInput {
-        shutting_down: bridge.drain.is_leaving(),
+        shutting_down: bridge.drain.is_not_ready(),
         can_assert: bridge.live.targets.load().front_proxy.is_some(),
         hop_state: match (bridge.via.is_present(&head.headers), context.rerouted) {
             (true, _) => HopState::Loop,

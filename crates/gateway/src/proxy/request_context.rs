@@ -21,7 +21,7 @@ use tokio::time::{self, sleep};
 use super::error::ProxyError;
 use crate::authentication_limit::Attempt;
 use crate::authn::{Caller, TrustConfig};
-use crate::client_connection::{ClientConnection, TokenPlace};
+use crate::client_connection::{ClientConnection, TokenLocation};
 use crate::cluster_state::ServedBy;
 use crate::config::Limits;
 use crate::error_response::Detail;
@@ -56,7 +56,7 @@ pub(crate) struct RequestContext<'a> {
     pub(crate) from_front_proxy: bool,
     /// A peer has rerouted the request.
     pub(crate) rerouted: bool,
-    pub(crate) token_place: Option<TokenPlace>,
+    pub(crate) token_place: Option<TokenLocation>,
     /// The request has a token that kube-apiserver has not accepted before.
     pub(crate) has_unproven_token: bool,
     /// Counts the authentication, if kube-apiserver verifies the credential.
@@ -120,7 +120,7 @@ impl RequestContext<'_> {
 
     /// Counts a header limit that the request has reached.
     pub(crate) fn met_header_limit(&self, limit: HeaderLimit) {
-        self.bridge.metrics.headers().met(limit);
+        self.bridge.metrics.headers().record(limit);
     }
 
     /// Counts why a peer did not accept the request.

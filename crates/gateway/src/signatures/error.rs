@@ -87,16 +87,16 @@ impl SignatureError {
                  a bearer token, or the certificate of another user",
             ),
             Self::ReplayCacheFull => {
-                error_response::later("the replay cache of this gateway is full")
+                error_response::retry_later("the replay cache of this gateway is full")
             }
             Self::TooLarge => Status::new(
                 413,
                 "RequestEntityTooLarge",
                 format!("the body of a signed request is longer than {MAX_BODY_BYTES} bytes"),
             ),
-            Self::BodyBudgetExhausted => {
-                error_response::later("this gateway buffers too many bodies of signed requests")
-            }
+            Self::BodyBudgetExhausted => error_response::retry_later(
+                "this gateway buffers too many bodies of signed requests",
+            ),
             Self::BodyLost => Status::bad_request("the body of the signed request is incomplete"),
             Self::BodySlow => {
                 Status::client_timeout("the body of the signed request did not arrive in time")

@@ -47,7 +47,7 @@ use ws_to_spdy::WsToSpdyExec;
 
 /// How many pings a client may leave unanswered. Clients are far away, on unreliable networks,
 /// which TCP tolerates.
-const CLIENT_UNANSWERED_PINGS: u32 = 5;
+const MAX_UNANSWERED_CLIENT_PINGS: u32 = 5;
 
 /// Stream handling of a bridge.
 #[derive(Debug)]
@@ -60,11 +60,15 @@ pub(crate) struct Streams {
 }
 
 /// Effectively never.
-const NEVER: Duration = Duration::from_hours(10 * 365 * 24);
+const DISABLED_TIMEOUT: Duration = Duration::from_hours(10 * 365 * 24);
 
 /// Zero disables a timeout.
 fn or_never(time: Duration) -> Duration {
-    if time.is_zero() { NEVER } else { time }
+    if time.is_zero() {
+        DISABLED_TIMEOUT
+    } else {
+        time
+    }
 }
 
 /// Timeouts of streams.
@@ -83,7 +87,7 @@ impl StreamTimeouts {
     pub(crate) fn client_keepalive(self) -> KeepaliveConfig {
         KeepaliveConfig {
             interval: self.ping,
-            timeout: self.ping * CLIENT_UNANSWERED_PINGS,
+            timeout: self.ping * MAX_UNANSWERED_CLIENT_PINGS,
         }
     }
 

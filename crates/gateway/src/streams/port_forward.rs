@@ -119,8 +119,8 @@ impl SpdyToWsPortForward {
     ) {
         let Upgraded { io, input, guard } = self.upstream;
         let now = Instant::now();
-        let pulse = self.timeouts.upstream_ws_keepalive(PingPolicy::Always, now);
-        let socket = WebSocketConn::new(io, input, Role::Client, pulse);
+        let keepalive = self.timeouts.upstream_ws_keepalive(PingPolicy::Always, now);
+        let socket = WebSocketConn::new(io, input, Role::Client, keepalive);
         let pings = InjectedPings::new(PingRole::Server, self.timeouts.client_keepalive(), now);
         let mut relay = Relay::new(
             client,

@@ -105,8 +105,8 @@ where
         mut count: impl FnMut(Direction, usize),
     ) -> Poll<RelayEnd> {
         // The remaining data of a side that has ended is relayed first.
-        let raw = self.poll_inwards(cx, &mut count);
-        let socket = self.poll_outwards(cx, &mut count);
+        let raw = self.poll_bytes_to_messages(cx, &mut count);
+        let socket = self.poll_messages_to_bytes(cx, &mut count);
         let was_full = (!self.raw.has_room(), !self.socket.has_room());
         let _ = self.poll_flush_raw(cx);
         if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
@@ -125,7 +125,7 @@ where
     }
 
     /// Bytes into messages.
-    fn poll_inwards(
+    fn poll_bytes_to_messages(
         &mut self,
         cx: &mut Context<'_>,
         count: &mut impl FnMut(Direction, usize),
@@ -178,7 +178,7 @@ where
     }
 
     /// Messages into bytes.
-    fn poll_outwards(
+    fn poll_messages_to_bytes(
         &mut self,
         cx: &mut Context<'_>,
         count: &mut impl FnMut(Direction, usize),
@@ -197,7 +197,7 @@ where
                     continue;
                 }
                 count(Direction::Outwards, data.len());
-                self.relay_outwards(data);
+                self.write_bytes(data);
             }
             if self.poll_flush_raw(cx).is_pending() {
                 return Poll::Pending;
@@ -207,7 +207,7 @@ where
 
     /// Injects pings at a frame boundary if they are due: at the end of the data, a frame may
     /// be incomplete.
-    fn relay_outwards(&mut self, mut data: Bytes) {
+    fn write_bytes(&mut self, mut data: Bytes) {
         let now = Instant::now();
         let pings = &mut self.pings;
         let scanned = self

@@ -8,7 +8,7 @@ use arc_swap::ArcSwapOption;
 
 use super::ca_overlap;
 use super::files::{CaBundle, KeyPair};
-use crate::config::{Callers, Config, Feature};
+use crate::config::{AuthenticationConfig, Config, Feature};
 
 /// The current conflicts. The bridge does not start with one; a file that is replaced later can
 /// cause one.
@@ -131,7 +131,7 @@ pub fn front_proxy_conflict(
 
 /// The conflict between the CAs of front proxies and those of users.
 pub fn request_header_conflict(
-    callers: &Callers,
+    callers: &AuthenticationConfig,
     request_header_ca: &CaBundle,
     client_ca: &CaBundle,
 ) -> Option<CaConflict> {

@@ -418,7 +418,7 @@ fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, PemError> {
 
 /// The period in which all of these certificates are valid.
 fn validity(certificates: &[CertificateDer<'_>]) -> Result<(SystemTime, SystemTime), PemError> {
-    let (mut not_before, mut not_after) = (moment(0), moment(i64::MAX));
+    let (mut not_before, mut not_after) = (system_time(0), system_time(i64::MAX));
     for (index, der) in certificates.iter().enumerate() {
         let (_, certificate) =
             X509Certificate::from_der(der).map_err(|error| PemError::MalformedCertificate {
@@ -426,15 +426,15 @@ fn validity(certificates: &[CertificateDer<'_>]) -> Result<(SystemTime, SystemTi
                 reason: error.to_string(),
             })?;
         let validity = certificate.validity();
-        not_before = not_before.max(moment(validity.not_before.timestamp()));
-        not_after = not_after.min(moment(validity.not_after.timestamp()));
+        not_before = not_before.max(system_time(validity.not_before.timestamp()));
+        not_after = not_after.min(system_time(validity.not_after.timestamp()));
     }
     Ok((not_before, not_after))
 }
 
 /// Seconds since 1970 as a time, clamped to the range from 1970 to the end of 9999, which is the
 /// latest date of a certificate.
-fn moment(seconds: i64) -> SystemTime {
+fn system_time(seconds: i64) -> SystemTime {
     const END_OF_9999: u64 = 253_402_300_799;
     let seconds = u64::try_from(seconds).unwrap_or(0).min(END_OF_9999);
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)

@@ -10,7 +10,7 @@ use rustls_pki_types::{CertificateDer, ServerName};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::files::{KeyPair, LargestUnit};
-use crate::upstream_problem::UpstreamFlags;
+use crate::upstream_error_hint::UpstreamFlags;
 
 /// The time before the expiry of a certificate from which on warnings are logged: enough for a
 /// ticket and a maintenance window.

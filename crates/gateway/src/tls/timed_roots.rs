@@ -94,23 +94,23 @@ impl TimedRoots {
 
 /// Verifiers by the CAs that are valid now, built again when that set changes.
 #[derive(Debug)]
-struct Timed<V: ?Sized> {
+struct TimedVerifier<V: ?Sized> {
     roots: TimedRoots,
     build: fn(Arc<RootCertStore>) -> Result<Arc<V>, VerifierBuilderError>,
     /// Uses all CAs at any time: verifies signatures, and distinguishes an expired CA from an
     /// unknown one.
     timeless: Arc<V>,
-    current: Mutex<Option<Current<V>>>,
+    current: Mutex<Option<CachedVerifier<V>>>,
 }
 
 #[derive(Debug)]
-struct Current<V: ?Sized> {
+struct CachedVerifier<V: ?Sized> {
     span: Span,
     /// None: no CA is valid.
     verifier: Option<Arc<V>>,
 }
 
-impl<V: ?Sized> Timed<V> {
+impl<V: ?Sized> TimedVerifier<V> {
     fn new(
         bundle: &CaBundle,
         build: fn(Arc<RootCertStore>) -> Result<Arc<V>, VerifierBuilderError>,
@@ -136,7 +136,7 @@ impl<V: ?Sized> Timed<V> {
             tracing::warn!(valid, all, "a CA has expired, or has become valid");
         }
         let verifier = (self.build)(Arc::new(roots)).ok();
-        *current = Some(Current {
+        *current = Some(CachedVerifier {
             span: self.roots.span(now),
             verifier: verifier.clone(),
         });
@@ -170,12 +170,12 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 
 /// Verifies the certificates of clients.
 #[derive(Debug)]
-pub struct TimedClientVerifier(Timed<dyn ClientCertVerifier>);
+pub struct TimedClientVerifier(TimedVerifier<dyn ClientCertVerifier>);
 
 impl TimedClientVerifier {
     /// By the CAs of this bundle.
     pub fn new(bundle: &CaBundle) -> Result<Self, VerifierBuilderError> {
-        Timed::new(bundle, |roots| {
+        TimedVerifier::new(bundle, |roots| {
             WebPkiClientVerifier::builder_with_provider(roots, provider()).build()
         })
         .map(Self)
@@ -223,12 +223,12 @@ impl ClientCertVerifier for TimedClientVerifier {
 
 /// Verifies the certificates of servers: upstream, peers, etcd, an egress proxy.
 #[derive(Debug)]
-pub struct TimedServerVerifier(Timed<WebPkiServerVerifier>);
+pub struct TimedServerVerifier(TimedVerifier<WebPkiServerVerifier>);
 
 impl TimedServerVerifier {
     /// By the CAs of this bundle.
     pub fn new(bundle: &CaBundle) -> Result<Self, VerifierBuilderError> {
-        Timed::new(bundle, |roots| {
+        TimedVerifier::new(bundle, |roots| {
             WebPkiServerVerifier::builder_with_provider(roots, provider()).build()
         })
         .map(Self)
@@ -282,7 +282,7 @@ mod tests {
     use crate::tls::files::load_ca;
 
     /// The last valid second of the CAs here: the first second of 2033.
-    const END: u64 = 1_988_150_400;
+    const CA_NOT_AFTER_SECONDS: u64 = 1_988_150_400;
 
     fn bundle(cas: &[&Ca]) -> CaBundle {
         let pem: String = cas.iter().map(|ca| ca.pem()).collect();
@@ -290,7 +290,8 @@ mod tests {
     }
 
     fn ending(name: &str) -> Ca {
-        Ca::new(name).renewed_until(SystemTime::UNIX_EPOCH + Duration::from_secs(END))
+        Ca::new(name)
+            .renewed_until(SystemTime::UNIX_EPOCH + Duration::from_secs(CA_NOT_AFTER_SECONDS))
     }
 
     fn at(seconds: u64) -> UnixTime {
@@ -311,13 +312,13 @@ mod tests {
         for leaf in [ca.client("alice", &[]), below] {
             // The clock may also be set back.
             for (now, valid) in [
-                (END - 1, true),
-                (END, true),
-                (END + 1, false),
-                (END + 100, false),
-                (END, true),
+                (CA_NOT_AFTER_SECONDS - 1, true),
+                (CA_NOT_AFTER_SECONDS, true),
+                (CA_NOT_AFTER_SECONDS + 1, false),
+                (CA_NOT_AFTER_SECONDS + 100, false),
+                (CA_NOT_AFTER_SECONDS, true),
                 (900_000_000, false),
-                (END, true),
+                (CA_NOT_AFTER_SECONDS, true),
             ] {
                 let outcome = client(&verifier, &leaf, now);
                 assert_eq!(outcome.is_ok(), valid, "{now}: {outcome:?}");
@@ -332,10 +333,24 @@ mod tests {
     fn other_cas_of_the_bundle_stay_valid() {
         let (old, new) = (ending("users"), Ca::new("users"));
         let verifier = TimedClientVerifier::new(&bundle(&[&old, &new])).unwrap();
-        assert!(client(&verifier, &new.client("alice", &[]), END + 1).is_ok());
-        assert!(client(&verifier, &old.client("alice", &[]), END + 1).is_err());
+        assert!(
+            client(
+                &verifier,
+                &new.client("alice", &[]),
+                CA_NOT_AFTER_SECONDS + 1
+            )
+            .is_ok()
+        );
+        assert!(
+            client(
+                &verifier,
+                &old.client("alice", &[]),
+                CA_NOT_AFTER_SECONDS + 1
+            )
+            .is_err()
+        );
         let unknown = Ca::new("users").client("alice", &[]);
-        let cause = client(&verifier, &unknown, END + 1).unwrap_err();
+        let cause = client(&verifier, &unknown, CA_NOT_AFTER_SECONDS + 1).unwrap_err();
         assert!(!cause.contains("has expired"), "{cause}");
     }
 
@@ -345,7 +360,7 @@ mod tests {
         let leaf = old.client("alice", &[]);
         let renewed = old.renewed(Validity::Current);
         let verifier = TimedClientVerifier::new(&bundle(&[&old, &renewed])).unwrap();
-        assert!(client(&verifier, &leaf, END + 1).is_ok());
+        assert!(client(&verifier, &leaf, CA_NOT_AFTER_SECONDS + 1).is_ok());
     }
 
     #[test]
@@ -358,8 +373,8 @@ mod tests {
             let (leaf, rest) = leaf.chain_der.split_first().unwrap();
             verifier.verify_server_cert(leaf, rest, &name, &[], at(now))
         };
-        assert!(verify(END).is_ok());
-        assert!(verify(END + 1).is_err());
+        assert!(verify(CA_NOT_AFTER_SECONDS).is_ok());
+        assert!(verify(CA_NOT_AFTER_SECONDS + 1).is_err());
     }
 
     #[test]
@@ -369,16 +384,16 @@ mod tests {
         let begin = roots.0[1].not_before;
         let rows = [
             (
-                END,
+                CA_NOT_AFTER_SECONDS,
                 Span {
                     from: roots.0[0].not_before,
-                    until: END,
+                    until: CA_NOT_AFTER_SECONDS,
                 },
             ),
             (
-                END + 1,
+                CA_NOT_AFTER_SECONDS + 1,
                 Span {
-                    from: END + 1,
+                    from: CA_NOT_AFTER_SECONDS + 1,
                     until: begin - 1,
                 },
             ),
@@ -393,6 +408,6 @@ mod tests {
         for (now, span) in rows {
             assert_eq!(roots.span(now), span, "{now}");
         }
-        assert_eq!(roots.valid(END + 1).len(), 0);
+        assert_eq!(roots.valid(CA_NOT_AFTER_SECONDS + 1).len(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Opening connections to upstream.
+//! Opens connections to upstream and to peers.
 
 use std::io;
 use std::sync::Arc;
@@ -22,8 +22,7 @@ use crate::tls::serving_key::is_pinned;
 /// A byte stream to upstream.
 pub type UpstreamIo = Box<TlsStream<ReadAhead<Transport>>>;
 
-/// Where upstream is and how to know it. Replaced as a whole when its files
-/// change.
+/// The address of a server and the TLS trust for it. Replaced as a whole when its files change.
 #[derive(Debug, Clone)]
 pub struct Target {
     /// A name or an address.
@@ -32,14 +31,14 @@ pub struct Target {
     pub port: u16,
     /// Direct, or through a proxy.
     pub dialer: Dialer,
-    /// What its certificate must be for.
+    /// The server name that its certificate must match.
     pub server_name: ServerName<'static>,
-    /// Roots and, on one leg, the front-proxy certificate. Without ALPN: that
+    /// Roots and, for the asserted identity, the front-proxy certificate. Without ALPN, which
     /// depends on the request.
     pub tls: Arc<ClientConfig>,
     /// Keepalive of HTTP/2 connections that have requests in flight.
     pub keepalive: Keepalive,
-    /// Digests of the keys that it may present; empty allows any that is signed.
+    /// Pinned key digests; empty allows any key with a trusted certificate.
     pub pins: Vec<KeyDigest>,
     /// Upstream or a peer.
     pub role: Role,
@@ -55,8 +54,8 @@ pub enum Role {
 }
 
 impl Role {
-    /// TCP and TLS together, and a proxy on the way. Both kinds are near and answer within milliseconds
-    /// or not at all; beside a peer there may be another to try.
+    /// Timeout of TCP, TLS and a proxy together. Upstream and peers are in the local network and
+    /// respond within milliseconds or not at all; for a peer another one may be tried.
     fn connect_timeout(self) -> Duration {
         match self {
             Self::Upstream => Duration::from_secs(10),
@@ -73,8 +72,8 @@ impl Role {
 
     fn wrong_name(self) -> &'static str {
         match self {
-            Self::Upstream => " (--upstream-server-name says which name to expect)",
-            Self::Peer => " (a peer's certificate has to be for kubernetes.default.svc)",
+            Self::Upstream => " (set --upstream-server-name to the name in the certificate)",
+            Self::Peer => " (a peer's certificate must be valid for kubernetes.default.svc)",
         }
     }
 }
@@ -110,7 +109,7 @@ impl Target {
             .map_err(|error| self.failed(error))?;
         match timeout_at(deadline, self.handshake(dialled, offer)).await {
             Ok(connected) => connected,
-            Err(_) => Err(self.failed(format_args!("no answer within {seconds} s"))),
+            Err(_) => Err(self.failed(format_args!("no response within {seconds} s"))),
         }
     }
 
@@ -128,7 +127,7 @@ impl Target {
         let presented = io.get_ref().1.peer_certificates();
         if !is_pinned(&self.pins, presented.and_then(<[_]>::first)) {
             return Err(self.failed(
-                "TLS: it presents another key than its bridge has published in the registry",
+                "TLS: its key is not the one that its bridge has published in the registry",
             ));
         }
         Ok(Connected {

@@ -1,5 +1,5 @@
-//! The way to a server, before TLS: straight, or through the proxy that
-//! `--egress-selector-config-file` names.
+//! Opens byte streams to a server, below TLS: directly, or through the proxy of
+//! `--egress-selector-config-file`.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use http::StatusCode;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
-use skewbridge_http_engine::http_connect::{ConnectError, NotHttp, http_connect};
+use skewbridge_http_engine::http_connect::{ConnectError, InvalidResponse, http_connect};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -43,12 +43,12 @@ pub enum Proxy {
         host: String,
         /// The port.
         port: u16,
-        /// What its certificate must be for.
+        /// The server name that its certificate must match.
         server_name: ServerName<'static>,
         /// Its CA and our certificate. Replaced when the files change.
         tls: Arc<ClientConfig>,
     },
-    /// By a socket of this machine.
+    /// A Unix socket.
     Uds(PathBuf),
 }
 
@@ -68,7 +68,7 @@ pub(crate) enum DialError {
     /// The server itself cannot be reached.
     #[error(transparent)]
     Direct(io::Error),
-    /// The proxy does not do what it is there for.
+    /// The proxy failed or refused the tunnel.
     #[error("--egress-selector-config-file: the proxy at {proxy} {cause}")]
     Proxy {
         proxy: Arc<Proxy>,
@@ -76,23 +76,23 @@ pub(crate) enum DialError {
     },
 }
 
-/// What is wrong with a proxy.
+/// Why a proxy opened no tunnel.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProxyError {
     #[error("cannot be reached: {0}")]
     Unreachable(io::Error),
-    #[error("broke off before it answered CONNECT {to}: {cause}")]
-    BrokeOff { to: String, cause: io::Error },
+    #[error("closed the connection before it responded to CONNECT {to}: {cause}")]
+    ConnectionLost { to: String, cause: io::Error },
     #[error("answered {} to CONNECT {to}", status.as_u16())]
     Refused { to: String, status: StatusCode },
-    #[error("answered what is not HTTP/1.1 to CONNECT {to}: {cause}")]
-    NotHttp { to: String, cause: NotHttp },
+    #[error("sent an invalid HTTP/1.1 response to CONNECT {to}: {cause}")]
+    InvalidResponse { to: String, cause: InvalidResponse },
     #[error("did not answer CONNECT {to} within {seconds} s")]
-    Silent { to: String, seconds: u64 },
+    Timeout { to: String, seconds: u64 },
 }
 
 impl Dialer {
-    /// Opens a byte stream. Whoever asks sets a time limit.
+    /// Opens a byte stream. The caller sets the timeout.
     pub(crate) async fn dial(
         &self,
         host: &str,
@@ -103,7 +103,7 @@ impl Dialer {
                 Ok(tcp) => Ok(ReadAhead::new(Transport::Tcp(tcp))),
                 Err(error) => Err(DialError::Direct(error)),
             },
-            // Boxed: its state is large, and most connections do without it.
+            // Boxed: its state is large, and most connections are direct.
             Self::HttpConnect(proxy) => match Box::pin(proxy.dial(host, port)).await {
                 Ok(tunnel) => Ok(tunnel),
                 Err(cause) => Err(DialError::Proxy {
@@ -114,16 +114,16 @@ impl Dialer {
         }
     }
 
-    /// Says that the limit has passed.
+    /// The error after the timeout.
     pub(crate) fn timed_out(&self, host: &str, port: u16, seconds: u64) -> DialError {
         match self {
             Self::Direct => DialError::Direct(io::Error::new(
                 io::ErrorKind::TimedOut,
-                format!("no answer within {seconds} s"),
+                format!("no response within {seconds} s"),
             )),
             Self::HttpConnect(proxy) => DialError::Proxy {
                 proxy: proxy.clone(),
-                cause: ProxyError::Silent {
+                cause: ProxyError::Timeout {
                     to: authority(host, port),
                     seconds,
                 },
@@ -134,12 +134,15 @@ impl Dialer {
 
 impl Proxy {
     async fn dial(&self, host: &str, port: u16) -> Result<ReadAhead<Transport>, ProxyError> {
-        let mut transport = self.reach().await.map_err(ProxyError::Unreachable)?;
+        let mut transport = self
+            .connect_to_proxy()
+            .await
+            .map_err(ProxyError::Unreachable)?;
         let rest = connect(&mut transport, authority(host, port)).await?;
         Ok(ReadAhead::with_buffered(rest, transport))
     }
 
-    async fn reach(&self) -> io::Result<Transport> {
+    async fn connect_to_proxy(&self) -> io::Result<Transport> {
         match self {
             Self::Tcp { host, port } => Ok(Transport::Tcp(tcp(host, *port).await?)),
             Self::Uds(path) => Ok(Transport::Unix(UnixStream::connect(path).await?)),
@@ -166,20 +169,20 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     Ok(tcp)
 }
 
-/// Asks for a tunnel, and gives what came behind the answer.
+/// Requests a tunnel; returns the bytes that followed the response head.
 async fn connect(
     io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     to: String,
 ) -> Result<BytesMut, ProxyError> {
     match http_connect(io, &to, None).await {
         Ok(rest) => Ok(rest),
-        Err(ConnectError::Io(cause)) => Err(ProxyError::BrokeOff { to, cause }),
-        Err(ConnectError::Closed) => Err(ProxyError::BrokeOff {
+        Err(ConnectError::Io(cause)) => Err(ProxyError::ConnectionLost { to, cause }),
+        Err(ConnectError::Closed) => Err(ProxyError::ConnectionLost {
             to,
             cause: io::ErrorKind::UnexpectedEof.into(),
         }),
         Err(ConnectError::Refused(status)) => Err(ProxyError::Refused { to, status }),
-        Err(ConnectError::NotHttp(cause)) => Err(ProxyError::NotHttp { to, cause }),
+        Err(ConnectError::InvalidResponse(cause)) => Err(ProxyError::InvalidResponse { to, cause }),
     }
 }
 
@@ -217,7 +220,7 @@ mod tests {
         drop(ours);
         let (asked, sent) = proxy.await.unwrap();
         assert_eq!(String::from_utf8(asked).unwrap(), expected);
-        let expected = "answered what is not HTTP/1.1 to CONNECT [fd00::1]:6443: its head is \
+        let expected = "sent an invalid HTTP/1.1 response to CONNECT [fd00::1]:6443: its head is \
                         longer than 16384 bytes";
         assert_eq!(answered.unwrap_err().to_string(), expected);
         assert!(sent < 16 * 1024 + 2048, "{sent}");
@@ -235,15 +238,15 @@ mod tests {
             io.write_all(b"HTTP/1.1 200 OK\r\n\r\nfirst").await.unwrap();
             io.write_all(b" and later").await.unwrap();
         };
-        let heard = async {
+        let received = async {
             let dialer = Dialer::HttpConnect(Arc::new(proxy));
             let mut tunnel = dialer.dial("192.0.2.1", 6443).await.unwrap();
-            let mut heard = [0; 15];
-            tunnel.read_exact(&mut heard).await.unwrap();
-            heard
+            let mut received = [0; 15];
+            tunnel.read_exact(&mut received).await.unwrap();
+            received
         };
-        let ((), heard) = tokio::join!(said, heard);
-        assert_eq!(heard.escape_ascii().to_string(), "first and later");
+        let ((), received) = tokio::join!(said, received);
+        assert_eq!(received.escape_ascii().to_string(), "first and later");
     }
 
     #[test]

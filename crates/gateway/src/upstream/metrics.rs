@@ -51,6 +51,6 @@ impl PoolMetrics for UpstreamMetrics {
     }
 
     fn met_header_limit(&self, limit: HeaderLimit) {
-        self.headers.met(limit);
+        self.headers.record(limit);
     }
 }

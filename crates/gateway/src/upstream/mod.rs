@@ -23,19 +23,19 @@ use skewbridge_http_engine::client;
 /// The connections of one worker to one server with one identity.
 pub type Pool = client::Pool<Target>;
 
-/// What upstream answered.
+/// A response of upstream.
 pub type UpstreamResponse = client::UpstreamResponse<UpstreamIo>;
 
 /// A connection to upstream after 101.
 pub type Upgraded = client::h1::Upgraded<UpstreamIo>;
 
-/// Which identity a connection to upstream stands for.
+/// The identity of a connection to upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum UpstreamIdentity {
-    /// Presents the front-proxy certificate: for identities that we assert.
+    /// With the front-proxy certificate: for identities that the bridge asserts.
     FrontProxy,
-    /// Presents none: for bearer tokens and the anonymous, who are judged
-    /// exactly as if they had come straight.
+    /// Without a certificate: for bearer tokens and anonymous requests, which upstream
+    /// authenticates as if they had been sent directly.
     Plain,
 }
 
@@ -49,16 +49,15 @@ impl UpstreamIdentity {
     }
 }
 
-/// Which identity a connection to a peer stands for, and which requests share it.
+/// The identity of a connection to a peer, and which requests share it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum PeerConnectionIdentity {
-    /// Presents the front-proxy certificate: for identities that we assert, and for all
-    /// requests to a bridge, which recognises a peer by it and never takes it for the
-    /// identity of a request.
+    /// With the front-proxy certificate: for identities that the bridge asserts, and for all
+    /// requests to another bridge, which identifies a peer by it and never uses it as the identity
+    /// of a request.
     FrontProxy,
-    /// Presents none: for tokens that a kube-apiserver verifies. It would take a request
-    /// whose token it refuses for a request of the certificate, where its client CA
-    /// verifies that.
+    /// Without a certificate: for tokens that a kube-apiserver verifies. If its client CA verifies
+    /// the certificate, it would authenticate a request with an invalid token as the certificate.
     Token,
     /// The same for tokens that kube-apiserver has not accepted before: after 401 it ends
     /// the connection.

@@ -1,4 +1,4 @@
-//! One thread's connections: to upstream on both legs, and to peers.
+//! The connection pools of one worker: to upstream with each identity, and to peers.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,10 +14,10 @@ use crate::metrics::Metrics;
 
 /// Replaced when the files of a target change. Requests in flight on the old pools end there.
 #[derive(Debug, Default)]
-pub struct Pools(Mutex<Option<Current>>);
+pub struct Pools(Mutex<Option<CurrentPools>>);
 
 #[derive(Debug)]
-struct Current {
+struct CurrentPools {
     targets: Arc<UpstreamTargets>,
     plain: Arc<Pool>,
     anonymous: Arc<Pool>,
@@ -25,7 +25,7 @@ struct Current {
     peers: HashMap<(Identity, PeerConnectionIdentity), PeerPool>,
 }
 
-/// A pool, with the address and the pinned keys for which it was made.
+/// A pool, and the address and pinned keys that it uses.
 #[derive(Debug)]
 struct PeerPool {
     address: SocketAddr,
@@ -33,28 +33,28 @@ struct PeerPool {
     pool: Arc<Pool>,
 }
 
-/// As a metric label, beside those of the legs.
+/// The metric label of peers, beside those of upstream identities.
 const PEER: &str = "peer";
 
 impl Pools {
-    /// The pool of a leg.
+    /// The pool of an identity.
     pub(crate) fn of(
         &self,
-        leg: UpstreamIdentity,
+        identity: UpstreamIdentity,
         targets: &ArcSwap<UpstreamTargets>,
         metrics: &Metrics,
     ) -> Option<Arc<Pool>> {
         let mut current = self.lock();
         let current = refresh(&mut current, targets, metrics);
-        match leg {
+        match identity {
             UpstreamIdentity::Plain => Some(current.plain.clone()),
             UpstreamIdentity::FrontProxy => current.front_proxy.clone(),
         }
     }
 
-    /// The pool of anonymous callers, and of tokens that kube-apiserver has not accepted
-    /// yet, on the plain leg. kube-apiserver ends a connection after it has answered an
-    /// anonymous request, or any with 401, so they share none with accepted tokens.
+    /// The pool of anonymous callers and of tokens that kube-apiserver has not accepted yet,
+    /// without a certificate. kube-apiserver closes a connection after an anonymous request or a
+    /// 401, so accepted tokens use other connections.
     pub(crate) fn anonymous(
         &self,
         targets: &ArcSwap<UpstreamTargets>,
@@ -64,16 +64,16 @@ impl Pools {
         refresh(&mut current, targets, metrics).anonymous.clone()
     }
 
-    /// The pool of a peer, where it has an address and we have certificates.
+    /// The pool of a peer, if its address is known and there is a front-proxy certificate.
     pub(crate) fn to(
         &self,
         peer: &Peer,
-        leg: PeerConnectionIdentity,
+        identity: PeerConnectionIdentity,
         targets: &ArcSwap<UpstreamTargets>,
         metrics: &Metrics,
     ) -> Option<Arc<Pool>> {
         let address = peer.address?;
-        let key = (peer.identity.clone(), leg);
+        let key = (peer.identity.clone(), identity);
         let pins = &peer.record.serving_keys;
         let mut current = self.lock();
         let current = refresh(&mut current, targets, metrics);
@@ -83,7 +83,7 @@ impl Pools {
             }
             _ => {
                 let target = current.targets.peer.as_ref()?;
-                let target = target.at(address, pins.clone(), leg)?;
+                let target = target.at(address, pins.clone(), identity)?;
                 let pool = pool(target, PEER, metrics);
                 let known = PeerPool {
                     address,
@@ -96,8 +96,7 @@ impl Pools {
         }
     }
 
-    /// Closes what has not been used for a while, and forgets peers that are
-    /// gone.
+    /// Closes idle connections, and removes pools of former peers.
     pub(crate) fn evict_idle(&self, is_peer: impl Fn(&Identity) -> bool) {
         if let Some(current) = &mut *self.lock() {
             current.plain.evict_idle();
@@ -112,18 +111,18 @@ impl Pools {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Current>> {
+    fn lock(&self) -> MutexGuard<'_, Option<CurrentPools>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn refresh<'a>(
-    current: &'a mut Option<Current>,
+    current: &'a mut Option<CurrentPools>,
     targets: &ArcSwap<UpstreamTargets>,
     metrics: &Metrics,
-) -> &'a mut Current {
+) -> &'a mut CurrentPools {
     let targets = targets.load();
-    let fresh = || Current {
+    let fresh = || CurrentPools {
         plain: pool(
             targets.plain.clone(),
             UpstreamIdentity::Plain.as_str(),

@@ -18,8 +18,8 @@ pub struct UpstreamTargets {
     pub plain: Target,
     /// With the front-proxy certificate, where there is one.
     pub front_proxy: Option<Target>,
-    /// Any peer. A bridge believes the hop header by the front-proxy certificate. Where
-    /// there are both it and `--peer-ca-file`.
+    /// Any peer; present if there are a front-proxy certificate and `--peer-ca-file`. A bridge
+    /// trusts the hop header because of that certificate.
     pub peer: Option<PeerTarget>,
 }
 
@@ -29,8 +29,8 @@ pub struct PeerTarget {
     dialer: Dialer,
     /// With the front-proxy certificate.
     tls: Arc<ClientConfig>,
-    /// Without it. Its TLS sessions are its own: a session that is resumed brings the
-    /// certificate back with which it began.
+    /// Without it. Has its own TLS session cache: a resumed session would present the original
+    /// certificate.
     token_tls: Arc<ClientConfig>,
     keepalive: Keepalive,
 }
@@ -41,8 +41,8 @@ pub struct PeerTarget {
 const PEER_PING_INTERVAL: Duration = Duration::from_secs(2);
 const PEER_PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a peer's certificate has to be for (KEP-4020, Proxy transport between
-/// apiservers and authn).
+/// The server name of a peer's certificate (KEP-4020, Proxy transport between apiservers and
+/// authn).
 const PEER_NAME: &str = "kubernetes.default.svc";
 
 impl PeerTarget {
@@ -70,14 +70,14 @@ impl PeerTarget {
         &self,
         address: SocketAddr,
         pins: Vec<KeyDigest>,
-        leg: PeerConnectionIdentity,
+        identity: PeerConnectionIdentity,
     ) -> Option<Target> {
         Some(Target {
             host: address.ip().to_string(),
             port: address.port(),
             dialer: self.dialer.clone(),
             server_name: ServerName::try_from(PEER_NAME).ok()?,
-            tls: match leg {
+            tls: match identity {
                 PeerConnectionIdentity::FrontProxy => self.tls.clone(),
                 PeerConnectionIdentity::Token | PeerConnectionIdentity::UnprovenToken => {
                     self.token_tls.clone()
@@ -91,9 +91,9 @@ impl PeerTarget {
 }
 
 impl UpstreamTargets {
-    /// The one of a leg.
-    pub fn of(&self, leg: UpstreamIdentity) -> Option<&Target> {
-        match leg {
+    /// The target of an identity.
+    pub fn of(&self, identity: UpstreamIdentity) -> Option<&Target> {
+        match identity {
             UpstreamIdentity::Plain => Some(&self.plain),
             UpstreamIdentity::FrontProxy => self.front_proxy.as_ref(),
         }

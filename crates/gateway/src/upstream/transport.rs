@@ -1,4 +1,4 @@
-//! What TLS to a server runs over.
+//! The byte stream below TLS to a server.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -10,19 +10,18 @@ use tokio_rustls::client::TlsStream;
 
 use skewbridge_stream_io::ReadAhead;
 
-/// A byte stream to a server, straight or through a proxy.
+/// A byte stream to a server, directly or through a proxy.
 #[derive(Debug)]
 pub enum Transport {
     /// To the server itself, or to a proxy over TCP.
     Tcp(TcpStream),
     /// To a proxy on this machine.
     Unix(UnixStream),
-    /// To a proxy over TCP with TLS. Boxed: it is many times larger than the
-    /// others, which are the usual ones.
+    /// To a proxy over TLS. Boxed: it is large and rarely used.
     Tls(Box<TlsStream<ReadAhead<TcpStream>>>),
 }
 
-/// Does the same to whichever it is.
+/// Delegates to the variant.
 macro_rules! each {
     ($transport:expr, $io:ident => $done:expr) => {
         match $transport {

@@ -47,7 +47,7 @@ async fn requests_with_large_headers_never_share_an_upstream_connection() {
         };
         assert_ne!(bombs[1].connection, shared);
         assert_eq!(bombs[1].version, expected);
-        assert!(header_bytes(&bombs[1..]) > HeaderBomb::COUNT * HeaderBomb::VALUE);
+        assert!(header_bytes(&bombs[1..]) > HeaderBomb::FIELD_COUNT * HeaderBomb::VALUE_BYTES);
         for (watch, events) in &mut watches {
             events.send("{}\n").await.unwrap();
             assert_eq!(watch.head().await.unwrap().status, 200);

@@ -522,7 +522,8 @@ async fn a_certificate_that_the_proxy_refuses_can_be_replaced() {
     std::fs::write(&files[0], &untrusted.cert_pem).unwrap();
     std::fs::write(&files[1], &untrusted.key_pem).unwrap();
     let bridge = cluster.through(transport);
-    let problem = format!("broke off before it answered CONNECT {PUBLISHED_ADDRESS}");
+    let problem =
+        format!("closed the connection before it responded to CONNECT {PUBLISHED_ADDRESS}");
     wait_for_problem(&bridge, &problem).await;
     assert!(proxy.connect_requests().is_empty());
     for (path, good) in files.iter().zip(good) {
@@ -553,14 +554,15 @@ async fn a_proxy_that_refuses_is_reported_with_its_status() {
 #[tokio::test]
 async fn a_server_that_is_not_an_http_proxy_is_reported() {
     let expected = format!(
-        "answered what is not HTTP/1.1 to CONNECT {PUBLISHED_ADDRESS}: it does not begin with HTTP/1."
+        "sent an invalid HTTP/1.1 response to CONNECT {PUBLISHED_ADDRESS}: it does not begin with HTTP/1."
     );
     assert_reported(ProxyBehavior::Say(b"220 mail.example ESMTP\r\n"), &expected).await;
 }
 
 #[tokio::test]
 async fn a_proxy_that_closes_the_connection_is_reported() {
-    let expected = format!("broke off before it answered CONNECT {PUBLISHED_ADDRESS}");
+    let expected =
+        format!("closed the connection before it responded to CONNECT {PUBLISHED_ADDRESS}");
     assert_reported(ProxyBehavior::Say(b"HTTP/1.1 20"), &expected).await;
 }
 

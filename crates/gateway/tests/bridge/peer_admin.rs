@@ -285,7 +285,7 @@ async fn a_peer_with_an_invalid_certificate_is_rejected_and_reported() {
     let other_name = cluster.peer_ca.server(&["localhost", "127.0.0.1"]);
     let rows = [
         (B, untrusted, "it is not signed by --peer-ca-file"),
-        (C, other_name, "has to be for kubernetes.default.svc"),
+        (C, other_name, "must be valid for kubernetes.default.svc"),
     ];
     let mut servers = Vec::new();
     let mut problems = Vec::new();

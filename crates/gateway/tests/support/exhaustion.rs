@@ -161,18 +161,18 @@ pub(crate) struct HeaderBomb {
 }
 
 impl HeaderBomb {
-    pub(crate) const VALUE: usize = 4000;
-    pub(crate) const COUNT: usize = 250;
+    pub(crate) const VALUE_BYTES: usize = 4000;
+    pub(crate) const FIELD_COUNT: usize = 250;
 
     pub(crate) fn request(&mut self, path: &str) -> Vec<u8> {
         let mut block = get_block(path);
         if self.stream == 1 {
             // With incremental indexing (RFC 7541, 6.2.1): entry 62 from now on.
-            let mut literal = h2frames::literal("x-bomb", &"b".repeat(Self::VALUE));
+            let mut literal = h2frames::literal("x-bomb", &"b".repeat(Self::VALUE_BYTES));
             literal[0] = 0x40;
             block.extend(literal);
         } else {
-            block.extend(std::iter::repeat_n(INDEXED_62, Self::COUNT));
+            block.extend(std::iter::repeat_n(INDEXED_62, Self::FIELD_COUNT));
         }
         let frame = h2frames::headers(self.stream, COMPLETE_REQUEST, &block);
         self.stream += 2;

@@ -9,9 +9,9 @@ use rustls_pki_types::ServerName;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::KeyPairFiles;
 use skewbridge_gateway::config::{
-    Admin, ApiServerIdentity, BridgeUser, Callers, Config, Egress, Etcd, Features, Limits, Listen,
-    LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
-    TranslateStreams, Upstream, UpstreamStreams,
+    Admin, ApiServerIdentity, AuthenticationConfig, BridgeUser, Config, Egress, Etcd, Features,
+    Limits, Listen, LogFormat, Logs, Peers, RegistryKind, RequestHeader, ServingTls, Shutdown,
+    Streams, TlsVersion, TranslateStreams, Upstream, UpstreamStreams,
 };
 use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, TlsClient};
@@ -72,11 +72,11 @@ impl PkiFixture {
                 secure_port: 0,
                 advertise_address: None,
             },
-            serving: Serving {
+            serving: ServingTls {
                 key_pair: pair("serving"),
                 min_version: TlsVersion::Tls12,
             },
-            callers: Callers {
+            callers: AuthenticationConfig {
                 client_ca: Some(file("client-ca.crt")),
                 request_header: Some(RequestHeader {
                     ca: file("front-proxy-ca.crt"),

@@ -1,21 +1,21 @@
-//! Bodies: how long one is, and taking it apart piece by piece.
+//! Message bodies: framing, and an incremental decoder.
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::line::has_bare_lf;
+use super::line_ending::has_bare_lf;
 
-/// The longest line that gives a chunk's size, extensions included. Extensions
-/// are ignored, and nobody in this field sends one.
-const MAX_CHUNK_LINE: usize = 256;
+/// Maximum length of a chunk size line, extensions included. Extensions are ignored; Kubernetes
+/// clients and servers send none.
+const MAX_CHUNK_LINE_BYTES: usize = 256;
 
-/// The largest trailer section. Small, since it is looked through again with
-/// each piece that arrives; nobody in this field sends more than a line.
+/// Maximum size of the trailer section. It is parsed again for each received chunk, so it is small;
+/// Kubernetes clients and servers send at most one field.
 const MAX_TRAILER_BYTES: usize = 8 * 1024;
 
 const MAX_TRAILER_FIELDS: usize = 64;
 
-/// How a message says where its body ends (RFC 9112, 6.3).
+/// How the end of a body is marked (RFC 9112, 6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
     /// No body.
@@ -40,7 +40,7 @@ impl Framing {
     }
 }
 
-/// Takes a body apart.
+/// Decodes a body.
 #[derive(Debug)]
 pub struct Decoder(State);
 
@@ -55,7 +55,7 @@ enum State {
     Done,
 }
 
-/// A piece of a body.
+/// A decoded part of a body.
 #[derive(Debug, PartialEq, Eq)]
 pub enum BodyEvent {
     /// Some bytes, never none.
@@ -66,15 +66,15 @@ pub enum BodyEvent {
     End,
 }
 
-/// Why a body was refused.
+/// Why a body is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FramingError {
-    /// A chunk is not one.
+    /// A malformed chunk.
     #[error("malformed chunked body: {0}")]
     Chunk(&'static str),
     /// The connection ended before the body did.
     #[error("the connection ended before the body was complete")]
-    CutOff,
+    Incomplete,
 }
 
 impl Decoder {
@@ -92,9 +92,8 @@ impl Decoder {
         }
     }
 
-    /// Takes the next piece off the front of `buffer`; `None` asks for more
-    /// bytes. After [`BodyEvent::End`] or [`BodyEvent::Trailers`] every call gives
-    /// `End`.
+    /// Decodes the next part from the front of `buffer`; `None` means that more bytes are needed.
+    /// After [`BodyEvent::End`] or [`BodyEvent::Trailers`] every call returns `End`.
     pub fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<BodyEvent>, FramingError> {
         loop {
             match self.0 {
@@ -159,14 +158,14 @@ impl Decoder {
         }
     }
 
-    /// The connection has ended: a complete body, or one that was cut off?
+    /// To be called at the end of the input: an error if the body is incomplete.
     pub fn end_of_input(&mut self) -> Result<(), FramingError> {
         match self.0 {
             State::Done | State::UntilClose => {
                 self.0 = State::Done;
                 Ok(())
             }
-            _ => Err(FramingError::CutOff),
+            _ => Err(FramingError::Incomplete),
         }
     }
 }
@@ -180,9 +179,9 @@ fn take(buffer: &mut BytesMut, left: u64) -> Option<(Bytes, u64)> {
 }
 
 fn chunk_size(buffer: &mut BytesMut) -> Result<Option<u64>, FramingError> {
-    let window = &buffer[..buffer.len().min(MAX_CHUNK_LINE)];
+    let window = &buffer[..buffer.len().min(MAX_CHUNK_LINE_BYTES)];
     let Some(end) = window.iter().position(|byte| *byte == b'\n') else {
-        return if buffer.len() >= MAX_CHUNK_LINE {
+        return if buffer.len() >= MAX_CHUNK_LINE_BYTES {
             Err(FramingError::Chunk("a chunk size line without an end"))
         } else {
             Ok(None)
@@ -246,7 +245,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Everything a decoder says about `wire` when it arrives in these pieces.
+    /// The events of `wire`, received in these chunks.
     fn decode(
         framing: Framing,
         pieces: &[&[u8]],
@@ -311,7 +310,7 @@ mod tests {
         ] {
             assert!(decode(Framing::Chunked, &[wire]).is_err(), "{wire:?}");
         }
-        let endless = vec![b'1'; MAX_CHUNK_LINE];
+        let endless = vec![b'1'; MAX_CHUNK_LINE_BYTES];
         assert!(decode(Framing::Chunked, &[&endless]).is_err());
     }
 
@@ -319,7 +318,7 @@ mod tests {
     fn a_body_that_is_cut_off_is_not_complete() {
         for framing in [Framing::Length(2), Framing::Chunked] {
             let mut decoder = framing.decoder();
-            assert_eq!(decoder.end_of_input(), Err(FramingError::CutOff));
+            assert_eq!(decoder.end_of_input(), Err(FramingError::Incomplete));
         }
         assert_eq!(Framing::UntilClose.decoder().end_of_input(), Ok(()));
         assert_eq!(Framing::Empty.decoder().end_of_input(), Ok(()));

@@ -1,4 +1,4 @@
-//! Heads and bodies on their way out.
+//! Encodes message heads and bodies.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, Method, StatusCode, Version};
@@ -30,9 +30,8 @@ pub fn write_status_line(out: &mut BytesMut, version: Version, status: StatusCod
     out.put_slice(b"\r\n");
 }
 
-/// Writes all fields, without the empty line that ends them. Names are written
-/// as Go writes them (`Audit-Id`), so that a client which compares them by
-/// letter sees what kube-apiserver would have sent.
+/// Writes all fields, without the final blank line. Names are capitalized like Go's (`Audit-Id`),
+/// so that clients that compare names case-sensitively see what kube-apiserver sends.
 pub fn write_headers(out: &mut BytesMut, headers: &HeaderMap) {
     for (name, value) in headers {
         out.reserve(name.as_str().len() + value.len() + 4);
@@ -51,35 +50,35 @@ pub fn write_headers(out: &mut BytesMut, headers: &HeaderMap) {
     }
 }
 
-/// Puts a body together.
+/// Encodes a body.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Encoder {
     /// No body may be written.
     Empty,
     /// This many bytes are still to be written.
     Length(u64),
-    /// Chunk by chunk.
+    /// Chunked.
     Chunked,
-    /// As it comes; the end of the connection ends it.
+    /// Unframed; the end of the connection ends it.
     UntilClose,
 }
 
 impl Encoder {
-    /// What stands before `length` bytes of data.
+    /// Writes the framing before `length` bytes of data.
     ///
-    /// Fails where the body is longer than was announced: writing on would make
-    /// the rest look like the next message.
+    /// Fails if the body exceeds its Content-Length: the excess would be parsed as the next
+    /// message.
     pub fn write_data_prefix(
         &mut self,
         out: &mut BytesMut,
         length: usize,
     ) -> Result<(), FramingError> {
         match self {
-            Self::Empty => Err(FramingError::CutOff),
+            Self::Empty => Err(FramingError::Incomplete),
             Self::Length(left) => {
                 *left = left
                     .checked_sub(length as u64)
-                    .ok_or(FramingError::CutOff)?;
+                    .ok_or(FramingError::Incomplete)?;
                 Ok(())
             }
             Self::Chunked => {
@@ -103,14 +102,14 @@ impl Encoder {
         }
     }
 
-    /// What stands after data.
+    /// Writes the framing after data.
     pub fn write_data_suffix(&self, out: &mut BytesMut) {
         if *self == Self::Chunked {
             out.put_slice(b"\r\n");
         }
     }
 
-    /// Writes a piece of the body.
+    /// Writes a part of the body.
     pub fn write_data(&mut self, out: &mut BytesMut, data: &[u8]) -> Result<(), FramingError> {
         if data.is_empty() {
             return Ok(());
@@ -136,8 +135,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Ends the body. Fails where it is shorter than was announced: the
-    /// connection has to be cut then, so that the reader knows.
+    /// Ends the body. Fails if it is shorter than its Content-Length: the connection must then be
+    /// aborted, so that the receiver detects the truncation.
     pub fn finish(
         &mut self,
         out: &mut BytesMut,
@@ -145,7 +144,7 @@ impl Encoder {
     ) -> Result<(), FramingError> {
         match self {
             Self::Length(0) | Self::Empty | Self::UntilClose => Ok(()),
-            Self::Length(_) => Err(FramingError::CutOff),
+            Self::Length(_) => Err(FramingError::Incomplete),
             Self::Chunked => {
                 out.put_slice(b"0\r\n");
                 if let Some(trailers) = trailers {

@@ -1,5 +1,4 @@
-//! Request and response heads: from bytes to `http` types, with the framing of
-//! the body that follows.
+//! Parses request and response heads, and determines the framing of the body.
 
 use std::mem::MaybeUninit;
 
@@ -9,18 +8,16 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version}
 use httparse::{Header, ParserConfig};
 
 use super::body::Framing;
-use super::line::has_bare_lf;
+use super::line_ending::has_bare_lf;
 
-/// The largest head that is read: Go's `http.DefaultMaxHeaderBytes`, which is
-/// what kube-apiserver accepts.
+/// Maximum size of a head: Go's `http.DefaultMaxHeaderBytes`, which kube-apiserver uses.
 pub const MAX_HEAD_BYTES: usize = 1 << 20;
 
 /// The longest request target that is read: [`Uri`] holds no more.
 pub const MAX_TARGET_BYTES: usize = u16::MAX as usize - 1;
 
-/// Heads with more fields than this are parsed a second time with room on the
-/// heap.
-const USUAL_FIELDS: usize = 64;
+/// Heads with more fields are parsed again with storage on the heap.
+const STACK_FIELDS: usize = 64;
 
 /// The most fields that are read: `HeaderMap` holds at most 24,576 names, and
 /// no client sends a third of that.
@@ -39,7 +36,7 @@ pub struct RequestHead {
     pub headers: HeaderMap,
     /// How long the body is.
     pub framing: Framing,
-    /// Whether the sender means to send another request afterwards.
+    /// Whether the connection may be reused for another request.
     pub keep_alive: bool,
 }
 
@@ -58,7 +55,7 @@ pub struct ResponseHead {
     pub keep_alive: bool,
 }
 
-/// Why a head was refused.
+/// Why a head is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
     /// The syntax is wrong.
@@ -72,17 +69,17 @@ pub enum HeadError {
     TooLarge,
 }
 
-/// Looks for the end of a head as bytes arrive, each byte once, so that a head
-/// sent byte by byte is not parsed a million times.
+/// Searches for the end of a head incrementally, each byte once, so that a head that is received
+/// byte by byte is not parsed repeatedly.
 #[derive(Debug, Default)]
 pub struct HeadTerminator {
     scanned: usize,
 }
 
 impl HeadTerminator {
-    /// Whether `buffer` holds a whole head, or more than one may be.
+    /// Whether `buffer` contains a complete head, or exceeds the size limit.
     pub fn reached(&mut self, buffer: &[u8]) -> bool {
-        // A blank line may have arrived in pieces: look back over three bytes.
+        // A blank line may be split between reads: search from three bytes back.
         let from = self.scanned.saturating_sub(3);
         self.scanned = buffer.len();
         buffer.len() > MAX_HEAD_BYTES
@@ -93,7 +90,8 @@ impl HeadTerminator {
     }
 }
 
-/// Takes a request head off the front of `buffer`; `None` asks for more bytes.
+/// Parses a request head at the front of `buffer` and removes it; `None` means that more bytes are
+/// needed.
 pub fn parse_request(buffer: &mut BytesMut) -> Result<Option<RequestHead>, HeadError> {
     // RFC 9112, 2.2: ignore at least one empty line before the request line.
     while buffer.starts_with(b"\r\n") {
@@ -102,7 +100,7 @@ pub fn parse_request(buffer: &mut BytesMut) -> Result<Option<RequestHead>, HeadE
     if buffer.is_empty() {
         return Ok(None);
     }
-    // httparse would skip any number of these, and be asked again for each.
+    // httparse would skip any number of these, and would have to parse them again on each call.
     if buffer.starts_with(b"\n") {
         return Err(HeadError::Malformed("invalid line ending"));
     }
@@ -133,7 +131,7 @@ pub fn parse_request(buffer: &mut BytesMut) -> Result<Option<RequestHead>, HeadE
         })
     })?
     else {
-        return partial(buffer);
+        return need_more(buffer);
     };
     let (method, target, minor) = line;
     let head = buffer.split_to(spans.length).freeze();
@@ -160,9 +158,8 @@ pub fn parse_request(buffer: &mut BytesMut) -> Result<Option<RequestHead>, HeadE
     }))
 }
 
-/// Takes a response head off the front of `buffer`; `None` asks for more bytes.
-/// `method` is that of the request it answers: it decides whether a body
-/// follows.
+/// Parses a response head at the front of `buffer` and removes it; `None` means that more bytes are
+/// needed. The `method` of the request determines whether a body follows.
 pub fn parse_response(
     buffer: &mut BytesMut,
     method: &Method,
@@ -188,7 +185,7 @@ pub fn parse_response(
         })
     })?
     else {
-        return partial(buffer);
+        return need_more(buffer);
     };
     let (status, minor) = line;
     let head = buffer.split_to(spans.length).freeze();
@@ -205,14 +202,13 @@ pub fn parse_response(
     }))
 }
 
-/// Whether the request line alone is larger than a head may be: only its target can be so
-/// long.
+/// Whether the request line alone exceeds the limit of a head, which only its target can cause.
 fn line_too_long(buffer: &[u8]) -> bool {
     buffer.len() > MAX_HEAD_BYTES && !buffer[..MAX_HEAD_BYTES].contains(&b'\n')
 }
 
 /// More bytes are needed: allowed until the head would be too large.
-fn partial<T>(buffer: &BytesMut) -> Result<Option<T>, HeadError> {
+fn need_more<T>(buffer: &BytesMut) -> Result<Option<T>, HeadError> {
     if buffer.len() > MAX_HEAD_BYTES {
         Err(HeadError::TooLarge)
     } else {
@@ -245,13 +241,12 @@ impl From<httparse::Error> for ParseFailure {
     }
 }
 
-/// Runs the parser with fields on the stack, and on the heap only where there
-/// are unusually many.
+/// Runs the parser with storage for fields on the stack, or on the heap if there are many.
 fn with_fields<'b, T>(
     buffer: &'b [u8],
     parse: impl Fn(&'b [u8], &mut [MaybeUninit<Header<'b>>]) -> Result<Option<T>, ParseFailure>,
 ) -> Result<Option<T>, HeadError> {
-    match parse(buffer, &mut [const { MaybeUninit::uninit() }; USUAL_FIELDS]) {
+    match parse(buffer, &mut [const { MaybeUninit::uninit() }; STACK_FIELDS]) {
         Ok(parsed) => return Ok(parsed),
         Err(ParseFailure::Head(error)) => return Err(error),
         Err(ParseFailure::TooManyFields) => {}
@@ -272,8 +267,7 @@ fn span_of(buffer: &[u8], part: &[u8]) -> Span {
     (start, start + part.len())
 }
 
-/// Where names and values stand in the head, so that values can share its
-/// memory instead of being copied.
+/// The positions of names and values in the head, so that values share its memory.
 struct Spans {
     names: Vec<HeaderName>,
     values: Vec<Span>,
@@ -306,7 +300,7 @@ impl Spans {
         if self.length > MAX_HEAD_BYTES {
             return Err(HeadError::TooLarge);
         }
-        // Room for what the gateway adds, so that the map is never grown.
+        // Capacity for the headers that a proxy adds, so that the map does not grow.
         let mut map = HeaderMap::with_capacity(self.names.len() + 8);
         for (name, (start, end)) in self.names.into_iter().zip(self.values) {
             let value = HeaderValue::from_maybe_shared(head.slice(start..end))
@@ -326,8 +320,7 @@ fn version_of(minor: u8) -> Version {
     }
 }
 
-/// RFC 9112, 6.3, for requests. What two readers could see differently is
-/// refused, not repaired.
+/// RFC 9112, 6.3, for requests. Ambiguous framing is rejected, not repaired.
 fn request_framing(headers: &HeaderMap, version: Version) -> Result<Framing, HeadError> {
     if headers.contains_key(TRANSFER_ENCODING) {
         if headers.contains_key(CONTENT_LENGTH) {
@@ -394,7 +387,7 @@ fn content_length(headers: &HeaderMap) -> Result<Option<u64>, HeadError> {
     if values.next().is_some() {
         return Err(HeadError::Malformed("more than one Content-Length"));
     }
-    // 18 digits fit in u64 with room to spare; nobody sends an exabyte.
+    // 18 digits fit in u64; larger bodies do not occur.
     if digits.is_empty() || digits.len() > 18 || !digits.iter().all(u8::is_ascii_digit) {
         return Err(invalid);
     }
@@ -403,7 +396,7 @@ fn content_length(headers: &HeaderMap) -> Result<Option<u64>, HeadError> {
     })))
 }
 
-/// RFC 9112, 3.2: no Host, or several, is an answer of 400.
+/// RFC 9112, 3.2: a missing or repeated Host is rejected with 400.
 fn host_is_single(headers: &HeaderMap, version: Version) -> Result<(), HeadError> {
     let mut hosts = headers.get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {

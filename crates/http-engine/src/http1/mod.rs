@@ -1,12 +1,9 @@
-//! HTTP/1.1 without I/O: bytes in, heads and body pieces out, and back.
+//! HTTP/1.1 without I/O: parses and encodes heads and bodies.
 //!
-//! A gateway has to know things that general HTTP libraries keep to
-//! themselves: whether any byte of a request has left, where a refused
-//! upgrade ends, when upstream said `100 Continue`. So the message syntax of
-//! RFC 9112 lives here as plain functions over buffers, and the connections
-//! that use it own their sockets. Tokenising is left to `httparse`; what is
-//! decided here is framing, and it is decided strictly: a message whose length
-//! two readers could understand differently is refused.
+//! A proxy needs details that general HTTP libraries do not expose: whether any byte of a request
+//! was sent, where a refused upgrade ends, when upstream sent `100 Continue`. So this module
+//! implements the message syntax of RFC 9112 as functions over buffers; the connections own their
+//! sockets. `httparse` tokenizes. Framing is strict: a message of ambiguous length is rejected.
 //!
 //! ```
 //! use bytes::BytesMut;
@@ -22,7 +19,7 @@
 mod body;
 mod encode;
 mod head;
-mod line;
+mod line_ending;
 
 pub use body::{BodyEvent, Decoder, Framing, FramingError};
 pub use encode::{Encoder, write_headers, write_request_line, write_status_line};

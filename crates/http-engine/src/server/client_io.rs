@@ -33,8 +33,7 @@ impl std::fmt::Debug for ClientIo {
 }
 
 impl ClientIo {
-    /// Closes the sending direction without TLS's `close_notify`: the client learns that the
-    /// stream was cut.
+    /// Closes the write half without `close_notify`: the client detects the truncation.
     pub async fn cut(&mut self) -> io::Result<()> {
         match self {
             Self::Tls(io) => io.get_mut().0.shutdown().await,

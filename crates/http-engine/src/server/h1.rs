@@ -1,5 +1,4 @@
-//! HTTP/1.1 towards a client: one request after the other, each answered before the next is
-//! parsed.
+//! HTTP/1.1 server connection: requests in sequence, each answered before the next is parsed.
 
 use std::future::poll_fn;
 use std::io;
@@ -28,19 +27,19 @@ use crate::http1::{
     write_headers, write_status_line,
 };
 
-/// Requests are small: a head and perhaps an object.
+/// Read size: a request is a head and perhaps an object.
 const READ_CHUNK_BYTES: usize = 8 * 1024;
 
-/// What a client may send ahead while its request is being answered. More waits in the kernel.
+/// How much of pipelined requests is buffered. The rest stays in the socket buffer.
 const MAX_PIPELINED_BYTES: usize = 64 * 1024;
 
-/// After a response that ends the connection, this much of what the client still sends is read
-/// and discarded, so that a reset does not destroy the response on its way (RFC 9112, 9.6).
-const LINGER_BYTES: usize = 256 * 1024;
+/// After a response that closes the connection, this much further input is read and discarded, so
+/// that a TCP reset does not destroy the response in transit (RFC 9112, 9.6).
+const MAX_LINGER_BYTES: usize = 256 * 1024;
 const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a client that has just connected has for its first request once the server
-/// drains. Clients send it right behind the handshake.
+/// Timeout for the first request of a new connection while the server drains. Clients send it right
+/// after the handshake.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves one connection to its end.
@@ -81,7 +80,7 @@ pub async fn serve<S: Service>(
         };
         let meta = RequestMeta::of(&head);
         let request = connection.begin(head);
-        // Boxed: what it takes to get a response is not kept while the response lasts.
+        // Boxed: the state that produces a response is freed while the response is sent.
         let call = Box::pin(service.call(request));
         let response = match response_or_disconnect(&connection, call, limits).await {
             Ok(response) => response,
@@ -104,13 +103,13 @@ pub async fn serve<S: Service>(
                 }
                 return;
             }
-            NextStep::Cut => return,
+            NextStep::Abort => return,
         }
     }
 }
 
-/// The connection, shared between the loop above and the body of the request
-/// that it is answering; both run in one task, so the lock is never contended.
+/// The connection, shared by its loop and the request body. Both run in one task, so the lock is
+/// never contended.
 #[derive(Debug, Clone)]
 struct Connection(Arc<Mutex<Shared>>);
 
@@ -120,7 +119,7 @@ struct Shared {
     body: Decoder,
     /// The client waits for `100 Continue` before it sends its body.
     expects_continue: bool,
-    /// The client left in the midst of its body.
+    /// The client disconnected before its body was complete.
     disconnected: bool,
     /// Bytes that the client has sent.
     received: u64,
@@ -189,7 +188,7 @@ impl Shared {
                     return Poll::Ready(Some(Err(BodyError::Client(error.to_string()))));
                 }
             }
-            // The interim response has to leave before the client sends more.
+            // The interim response must be sent before the client sends more.
             if let Poll::Ready(Err(error)) = self.stream.poll_flush(cx) {
                 return Poll::Ready(Some(Err(BodyError::Client(error.to_string()))));
             }
@@ -197,8 +196,8 @@ impl Shared {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(0)) => {
                     self.disconnected = true;
-                    let gone = "the connection was closed".to_owned();
-                    return Poll::Ready(Some(Err(BodyError::Client(gone))));
+                    let closed = "the connection was closed".to_owned();
+                    return Poll::Ready(Some(Err(BodyError::Client(closed))));
                 }
                 Poll::Ready(Ok(read)) => self.received += read as u64,
                 Poll::Ready(Err(error)) => {
@@ -209,7 +208,7 @@ impl Shared {
         }
     }
 
-    /// Ready when the client has left while its request is being answered.
+    /// Ready when the client disconnects before the response.
     fn poll_disconnect(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.stream.input.len() < MAX_PIPELINED_BYTES {
             match self.stream.poll_fill(cx) {
@@ -217,7 +216,7 @@ impl Shared {
                 Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(()),
                 Poll::Ready(Ok(read)) => {
                     self.received += read as u64;
-                    // The reader of the body has not seen these yet.
+                    // The body has not read these bytes yet.
                     if !self.body.is_done() {
                         cx.waker().wake_by_ref();
                     }
@@ -247,8 +246,8 @@ impl BodySource for ClientBody {
     }
 }
 
-/// Waits for a new client's first request, also while the server drains: unlike on an idle
-/// connection, the client would take a close for a failure and not retry elsewhere.
+/// Waits for the first request of a new client, also while the server drains: unlike on an idle
+/// connection, the client would treat a close as a failure and not retry.
 async fn first_bytes(connection: &Connection, timeouts: ClientTimeouts, drain: &mut Drain) -> bool {
     let leaving = async {
         drain.draining().await;
@@ -309,7 +308,7 @@ async fn next_head(
                 }
             }
         }
-        // A head that is not complete counts as long as it waits for the client.
+        // An incomplete head counts as buffered while it waits for the client.
         let filled = poll_fn(|cx| {
             let mut shared = connection.lock();
             if let Poll::Ready(filled) = shared.stream.poll_fill(cx) {
@@ -334,14 +333,14 @@ async fn fill(connection: &Connection) -> io::Result<usize> {
     poll_fn(|cx| connection.lock().stream.poll_fill(cx)).await
 }
 
-/// What decides how the response is written.
+/// Properties of a request that determine how its response is written.
 struct RequestMeta {
     method: Method,
     version: Version,
     keep_alive: bool,
-    /// In which form it reads a Status about its body.
+    /// The negotiated format of error responses.
     format: Format,
-    /// The client may go on in another protocol.
+    /// Whether the request is an upgrade.
     switches: bool,
 }
 
@@ -362,12 +361,12 @@ impl RequestMeta {
 
 /// Why a request has no response.
 enum NoResponse {
-    /// The client left first.
+    /// The client disconnected.
     Disconnected,
     Evicted(Eviction),
 }
 
-/// Waits for the response. Where there is none the request is dropped, which cancels it
+/// Waits for the response. On a disconnect or eviction the request is dropped, which cancels it
 /// upstream.
 async fn response_or_disconnect<R: ResponseRecord>(
     connection: &Connection,
@@ -391,13 +390,13 @@ async fn response_or_disconnect<R: ResponseRecord>(
             guard = None;
             return Poll::Pending;
         }
-        // Not before the caller is known: then a client certificate counts.
+        // Not before the caller is authenticated, by its client certificate or otherwise.
         let guard =
             guard.get_or_insert_with(|| StallGuard::new(limits, limits.request_body_timeout()));
         let bytes = shared.stream.input.len();
         let sample = || Sample {
             bytes,
-            // Otherwise it is upstream that does not take what has arrived.
+            // Otherwise upstream does not read the received data.
             waits_for_client: bytes == 0,
         };
         guard
@@ -410,7 +409,7 @@ async fn response_or_disconnect<R: ResponseRecord>(
 enum NextStep<R> {
     NextRequest,
     Close,
-    Cut,
+    Abort,
     Switch(UpgradeHandler<R>, R),
 }
 
@@ -431,17 +430,17 @@ async fn reply<R: ResponseRecord>(
         write_head(connection, Version::HTTP_11, &head);
         return match poll_fn(|cx| connection.lock().stream.poll_flush(cx)).await {
             Ok(()) => NextStep::Switch(switched, record),
-            Err(_) => NextStep::Cut,
+            Err(_) => NextStep::Abort,
         };
     }
-    let mut encoder = frame(&mut head, meta);
+    let mut encoder = choose_framing(&mut head, meta);
     let closes = head.extensions.remove::<CloseConnection>().is_some();
     let keep = {
         let shared = connection.lock();
         meta.keep_alive
-            // What follows a refused upgrade, or CONNECT, is not a request.
+            // Bytes after a refused upgrade, or CONNECT, are not a request.
             && !meta.switches
-            // A body that was not read would be taken for the next request.
+            // An unread body would be parsed as the next request.
             && shared.body.is_done()
             && encoder != Encoder::UntilClose
             && !drain.is_draining()
@@ -481,8 +480,8 @@ async fn reply<R: ResponseRecord>(
                 NextStep::Close
             }
         }
-        // Without the end that was announced the client knows that the response is truncated.
-        Err(WriteAborted) => NextStep::Cut,
+        // Without its framed end the client detects that the response is truncated.
+        Err(WriteAborted) => NextStep::Abort,
     }
 }
 
@@ -495,8 +494,7 @@ fn write_head(connection: &Connection, version: Version, head: &http::response::
 
 struct WriteAborted;
 
-/// Moves the response body to the client: as much as has arrived is sent at once, and nothing
-/// waits for more.
+/// Forwards the response body to the client: received data is sent at once.
 fn poll_send(
     connection: &Connection,
     body: &mut ResponseBody,
@@ -544,7 +542,7 @@ fn poll_send(
                     break;
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    // What came before the cut still belongs to the client.
+                    // Data received before the failure is still sent to the client.
                     *body = ResponseBody::failed(error);
                     cut = true;
                     break;
@@ -573,8 +571,8 @@ fn poll_send(
     }
 }
 
-/// Chooses how the end of the body is marked.
-fn frame(head: &mut http::response::Parts, meta: &RequestMeta) -> Encoder {
+/// Chooses the framing of the response body.
+fn choose_framing(head: &mut http::response::Parts, meta: &RequestMeta) -> Encoder {
     head.headers.remove(TRANSFER_ENCODING);
     if meta.method == Method::HEAD
         || head.status == StatusCode::NO_CONTENT
@@ -594,7 +592,7 @@ fn frame(head: &mut http::response::Parts, meta: &RequestMeta) -> Encoder {
     Encoder::Chunked
 }
 
-/// Answers bytes that are not a request, and ends the connection.
+/// Responds to an invalid request, and closes the connection.
 async fn refuse(connection: &Connection, response: http::Response<bytes::Bytes>) {
     let (mut head, body) = response.into_parts();
     head.headers
@@ -607,18 +605,18 @@ async fn refuse(connection: &Connection, response: http::Response<bytes::Bytes>)
     }
 }
 
-/// Ends a connection between two requests. Without TLS's `close_notify` the client would have to
-/// take it for cut.
+/// Closes a connection between two requests, with `close_notify`: without it the client would treat
+/// the close as a truncation.
 async fn close(connection: &Connection) {
     let shutdown = poll_fn(|cx| Pin::new(&mut connection.lock().stream.io).poll_shutdown(cx));
     let _ = timeout(LINGER_TIMEOUT, shutdown).await;
 }
 
-/// Ends a connection so that the client can still read its last response.
+/// Closes a connection so that the client can still read the last response.
 async fn linger(connection: &Connection) {
     let ended = async {
         poll_fn(|cx| Pin::new(&mut connection.lock().stream.io).poll_shutdown(cx)).await?;
-        let mut left = LINGER_BYTES;
+        let mut left = MAX_LINGER_BYTES;
         loop {
             connection.lock().stream.input.clear();
             match fill(connection).await? {

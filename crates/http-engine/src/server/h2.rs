@@ -1,4 +1,4 @@
-//! HTTP/2 towards a client: a task per stream, and one for the connection, which outlives them.
+//! HTTP/2 server connection: a task per stream, and one for the connection, which outlives them.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -25,48 +25,45 @@ use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
 use crate::error_response;
 use crate::header_bounds::{
-    HeaderCredit, HeaderLimit, MAX_HEADER_LIST_BYTES, MAX_JOINED_COOKIE_BYTES, Pace, list_bytes,
+    ExpansionDecision, HeaderCredit, HeaderLimit, MAX_HEADER_LIST_BYTES, MAX_JOINED_COOKIE_BYTES,
+    list_bytes,
 };
 use crate::http_message::{CloseConnection, expects_continue};
 use crate::http1::MAX_FIELDS;
 
-/// What a client may send on one stream before upstream has taken it: what
-/// kube-apiserver allows (its 99th percentile of object sizes).
+/// Flow-control window of a stream: kube-apiserver's (its 99th percentile of object sizes).
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
-/// What a client may send on all streams together.
+/// Flow-control window of a connection.
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 
-/// The same before the client has authenticated: the protocol's own default, and the least
-/// that it allows. It bounds what unauthenticated clients can have the process hold.
+/// The same for an unauthenticated client: the default and minimum of the protocol. It bounds the
+/// memory that unauthenticated clients can use.
 const UNAUTHENTICATED_CONNECTION_WINDOW_BYTES: u32 = 65_535;
 
-/// What a stream takes beside its buffers: its task, its state in the h2 crate and its access
-/// log entry. Many streams that stall with short responses hold little else.
+/// Memory of a stream besides its buffers: its task, its state in the h2 crate and its access log
+/// entry. Stalled streams with short responses use little else.
 const STREAM_STATE_BYTES: usize = 4 * 1024;
 
-/// What waits in one stream for the client to take it.
+/// Send buffer of a stream.
 const MAX_SEND_BUFFER_BYTES: usize = 64 * 1024;
 
-/// What the h2 crate reads before it refuses by itself. It is above the limit, so that a list
-/// that is a little too large is answered with a Status.
-const MAX_READ_HEADER_LIST_BYTES: u32 = 2 << 20;
+/// The h2 crate's own limit on header lists. It is above ours, so that a slightly too large list is
+/// answered with a Status.
+const MAX_DECODED_HEADER_LIST_BYTES: u32 = 2 << 20;
 
-/// Streams that a client opened and reset before they were looked at. More
-/// than this at once is the rapid reset attack (CVE-2023-44487), and the
-/// connection is ended.
+/// Maximum number of streams that the client has reset and that were not accepted yet. More is the
+/// rapid reset attack (CVE-2023-44487), and the connection is closed.
 const MAX_PENDING_RESETS: usize = 20;
 
-/// Streams that were reset because the client broke the protocol, over the
-/// life of a connection.
+/// Maximum number of streams reset because of protocol errors, per connection.
 const MAX_ERROR_RESETS: usize = 256;
 
-/// Streams that a client opened and reset before they were answered, over the
-/// life of a connection: the same attack at a slower pace. Ended when there are
-/// this many, and more of them than of others.
+/// Streams that a client reset before the response, per connection: a slow rapid reset attack. The
+/// connection is closed at this number, if they are the majority.
 const MAX_EARLY_RESETS: usize = 500;
 
-/// Bounds on one connection.
+/// Limits of one connection.
 #[derive(Debug, Clone, Copy)]
 pub struct H2Limits {
     /// Streams at one time.
@@ -88,7 +85,7 @@ pub async fn serve<S: Service>(
         io,
         limits,
         connection_limits.timeouts.head,
-        MAX_READ_HEADER_LIST_BYTES as usize,
+        MAX_DECODED_HEADER_LIST_BYTES as usize,
     );
     let received = io.counter();
     let mut credit = HeaderCredit::new(Instant::now());
@@ -96,7 +93,7 @@ pub async fn serve<S: Service>(
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(window)
         .max_concurrent_streams(connection_limits.max_streams)
-        .max_header_list_size(MAX_READ_HEADER_LIST_BYTES)
+        .max_header_list_size(MAX_DECODED_HEADER_LIST_BYTES)
         .max_send_buffer_size(MAX_SEND_BUFFER_BYTES)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
         .max_local_error_reset_streams(Some(MAX_ERROR_RESETS))
@@ -104,7 +101,7 @@ pub async fn serve<S: Service>(
     let Ok(Ok(mut connection)) = timeout(connection_limits.timeouts.head, handshake).await else {
         return;
     };
-    let active = Active::default();
+    let active = StreamCounter::default();
     let mut registered = None;
     let mut goaway_sent = false;
     let mut is_ended = false;
@@ -124,14 +121,14 @@ pub async fn serve<S: Service>(
                     Instant::now(),
                 );
                 match pace {
-                    Pace::After(_) => service.met_header_limit(HeaderLimit::ExpansionDelayed),
-                    Pace::End if !is_ended => {
+                    ExpansionDecision::Delay(_) => service.met_header_limit(HeaderLimit::ExpansionDelayed),
+                    ExpansionDecision::Close if !is_ended => {
                         is_ended = true;
                         service.met_header_limit(HeaderLimit::ExpansionEnded);
                     }
-                    Pace::Now | Pace::End => {}
+                    ExpansionDecision::Allow | ExpansionDecision::Close => {}
                 }
-                if active.is_abused() || pace == Pace::End {
+                if active.is_reset_flood() || pace == ExpansionDecision::Close {
                     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                     continue;
                 }
@@ -161,11 +158,11 @@ pub async fn serve<S: Service>(
                 idle.as_mut().reset(Instant::now() + connection_limits.timeouts.idle);
             }
             () = idle.as_mut() => {
-                let quiet_since = active.quiet_since();
-                let closes = quiet_since.unwrap_or_else(Instant::now) + connection_limits.timeouts.idle;
-                if quiet_since.is_some() && closes <= Instant::now() {
+                let idle_since = active.idle_since();
+                let closes = idle_since.unwrap_or_else(Instant::now) + connection_limits.timeouts.idle;
+                if idle_since.is_some() && closes <= Instant::now() {
                     if goaway_sent {
-                        // GOAWAY comes with a ping, and the client did not answer that.
+                        // GOAWAY is sent with a ping, which the client did not answer.
                         return;
                     }
                     goaway_sent = true;
@@ -179,7 +176,7 @@ pub async fn serve<S: Service>(
     }
 }
 
-/// What a client may send on all streams together.
+/// Flow-control window of a connection.
 fn connection_window(limits: &ClientLimits) -> u32 {
     if limits.is_authenticated() {
         CONNECTION_WINDOW_BYTES
@@ -188,36 +185,36 @@ fn connection_window(limits: &ClientLimits) -> u32 {
     }
 }
 
-/// How exactly the idle limit is kept while streams come and go.
+/// Precision of the idle timeout.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Counts the streams of a connection, to know since when it has none.
+/// Counts the streams of a connection, and records since when there are none.
 #[derive(Debug, Clone)]
-struct Active(Arc<ActiveStreams>);
+struct StreamCounter(Arc<ActiveStreams>);
 
 #[derive(Debug)]
 struct ActiveStreams {
     count: AtomicUsize,
-    all: AtomicUsize,
+    opened: AtomicUsize,
     reset_early: AtomicUsize,
-    quiet_since: Mutex<Instant>,
+    idle_since: Mutex<Instant>,
     /// A stream has found that the client has authenticated.
     authenticated: AtomicBool,
-    /// The connection ends after the answers that are under way.
+    /// The connection closes after the responses in flight.
     closing: AtomicBool,
     /// Wakes the connection's own task.
-    changed: Change,
+    changed: ConnectionWaker,
 }
 
-/// Wakes the connection's task. It is polled for each frame and notified twice in the life
-/// of a connection, so the task registers once, and an unset flag costs one load.
+/// Wakes the task of the connection. The task polls it for each frame and is notified twice per
+/// connection, so it registers once, and an unset flag costs one load.
 #[derive(Debug, Default)]
-struct Change {
+struct ConnectionWaker {
     is_set: AtomicBool,
     task: Mutex<Option<Waker>>,
 }
 
-impl Change {
+impl ConnectionWaker {
     fn notify(&self) {
         self.is_set.store(true, Ordering::Release);
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
@@ -241,41 +238,41 @@ impl Change {
     }
 }
 
-impl Default for Active {
+impl Default for StreamCounter {
     fn default() -> Self {
         Self(Arc::new(ActiveStreams {
             count: AtomicUsize::new(0),
-            all: AtomicUsize::new(0),
+            opened: AtomicUsize::new(0),
             reset_early: AtomicUsize::new(0),
-            quiet_since: Mutex::new(Instant::now()),
+            idle_since: Mutex::new(Instant::now()),
             authenticated: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            changed: Change::default(),
+            changed: ConnectionWaker::default(),
         }))
     }
 }
 
-impl Active {
+impl StreamCounter {
     fn begin(&self) -> ActiveStream {
         self.0.count.fetch_add(1, Ordering::Relaxed);
-        self.0.all.fetch_add(1, Ordering::Relaxed);
+        self.0.opened.fetch_add(1, Ordering::Relaxed);
         ActiveStream(self.clone())
     }
 
-    fn is_abused(&self) -> bool {
+    fn is_reset_flood(&self) -> bool {
         let early = self.0.reset_early.load(Ordering::Relaxed);
-        early >= MAX_EARLY_RESETS && early > self.0.all.load(Ordering::Relaxed) / 2
+        early >= MAX_EARLY_RESETS && early > self.0.opened.load(Ordering::Relaxed) / 2
     }
 
     fn is_closing(&self) -> bool {
         self.0.closing.load(Ordering::Relaxed)
     }
 
-    fn quiet_since(&self) -> Option<Instant> {
+    fn idle_since(&self) -> Option<Instant> {
         (self.0.count.load(Ordering::Relaxed) == 0).then(|| {
             *self
                 .0
-                .quiet_since
+                .idle_since
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
         })
@@ -283,7 +280,7 @@ impl Active {
 }
 
 #[derive(Debug)]
-struct ActiveStream(Active);
+struct ActiveStream(StreamCounter);
 
 impl ActiveStream {
     /// The connection's task widens the window once the client has authenticated.
@@ -312,7 +309,7 @@ impl Drop for ActiveStream {
         let streams = &self.0.0;
         if streams.count.fetch_sub(1, Ordering::Relaxed) == 1 {
             *streams
-                .quiet_since
+                .idle_since
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner) = Instant::now();
         }
@@ -321,7 +318,7 @@ impl Drop for ActiveStream {
 
 /// Answers one stream.
 async fn answer<S: Service>(
-    (request, size, pace): (Request<RecvStream>, usize, Pace),
+    (request, size, pace): (Request<RecvStream>, usize, ExpansionDecision),
     respond: SendResponse<Bytes>,
     service: S,
     active: ActiveStream,
@@ -332,7 +329,7 @@ async fn answer<S: Service>(
         send: respond,
         answered: false,
     }));
-    if let Pace::After(delay) = pace {
+    if let ExpansionDecision::Delay(delay) = pace {
         sleep(delay).await;
     }
     let (mut head, stream) = request.into_parts();
@@ -366,11 +363,11 @@ async fn answer<S: Service>(
         incoming = Some(Incoming::new(&body, limits, &head.headers));
         RequestBody::Stream(Box::new(body))
     };
-    // Boxed: what it takes to get a response is not kept while the response lasts.
+    // Boxed: the state that produces a response is freed while the response is sent.
     let mut call = Box::pin(service.call(Request::from_parts(head, body)));
     let answered = poll_fn(|cx| {
-        // The client reset the stream, or disconnected: checked first, or the end of its body
-        // would be answered as a malformed request.
+        // A reset or disconnect of the client is checked first: the end of its body would otherwise
+        // be answered as a malformed request.
         if lock(&respond).send.poll_reset(cx).is_ready() {
             return Poll::Ready(Err(NoResponse::Reset));
         }
@@ -415,8 +412,8 @@ async fn answer<S: Service>(
     };
     if bodiless {
         record.complete();
-        // Bodies of upstream connections want to be read to their end, so that
-        // the connection can be used again; there is nothing in this one.
+        // A body of an upstream connection must be read to its end, so that the connection can be
+        // reused; this one is empty.
         return;
     }
     drop(respond);
@@ -438,8 +435,8 @@ fn check_header_size(fields: usize, size: usize) -> Result<(), Status> {
     Ok(())
 }
 
-/// RFC 9113, 8.3.1: `:authority` stands for Host; both, and different, is an
-/// attack or a mistake.
+/// RFC 9113, 8.3.1: `:authority` replaces Host; if both are present and differ, the request is
+/// rejected.
 fn check_authority(head: &mut http::request::Parts) -> Result<(), &'static str> {
     let mut hosts = head.headers.get_all(HOST).iter();
     match (head.uri.authority(), hosts.next(), hosts.next()) {
@@ -458,7 +455,7 @@ fn check_authority(head: &mut http::request::Parts) -> Result<(), &'static str> 
     Ok(())
 }
 
-/// RFC 9113, 8.2.3: the fields of `Cookie` are joined for the HTTP/1.1 behind us.
+/// RFC 9113, 8.2.3: joins the fields of `Cookie`, as HTTP/1.1 requires.
 fn join_cookies<S: Service>(head: &mut http::request::Parts, service: &S) -> Result<(), Status> {
     let crumbs: Vec<_> = head.headers.get_all(COOKIE).iter().collect();
     if crumbs.len() > 1 {
@@ -481,8 +478,8 @@ fn join_cookies<S: Service>(head: &mut http::request::Parts, service: &S) -> Res
     Ok(())
 }
 
-/// The h2 crate accepts what an HTTP/1.1 server behind the proxy might refuse or read
-/// otherwise: the same length twice, and an empty one for 0.
+/// Rejects values that the h2 crate accepts and an HTTP/1.1 server may interpret differently: a
+/// repeated Content-Length, and an empty one.
 fn check_length(head: &http::request::Parts) -> Result<(), &'static str> {
     let mut lengths = head.headers.get_all(CONTENT_LENGTH).iter();
     match (lengths.next(), lengths.next()) {
@@ -494,7 +491,7 @@ fn check_length(head: &http::request::Parts) -> Result<(), &'static str> {
 
 type SharedRespond = Arc<Mutex<Responder>>;
 
-/// A stream's answer, which its body may precede with `100 Continue`.
+/// Sends the response of a stream, and `100 Continue` before it.
 struct Responder {
     send: SendResponse<Bytes>,
     answered: bool,
@@ -516,7 +513,7 @@ fn send_head(
 
 struct WriteAborted;
 
-/// Moves a body into a stream, no faster than the client takes it.
+/// Forwards a body to a stream, within the client's flow-control window.
 async fn pump(
     body: &mut ResponseBody,
     stream: &mut SendStream<Bytes>,
@@ -524,7 +521,7 @@ async fn pump(
     mut stall: StallGuard<'_>,
 ) -> Result<(), WriteAborted> {
     let mut waiting: Option<Bytes> = None;
-    let mut taken = 0;
+    let mut accepted = 0;
     poll_fn(|cx| {
         loop {
             if stream.poll_reset(cx).is_ready() {
@@ -533,7 +530,7 @@ async fn pump(
             let Some(data) = &mut waiting else {
                 match body.poll_frame(cx) {
                     Poll::Pending => {
-                        // The client has taken all: a watch may stay so for hours.
+                        // The client has received everything: a watch may stay idle for hours.
                         stall.over();
                         return Poll::Pending;
                     }
@@ -566,14 +563,14 @@ async fn pump(
                 Poll::Pending => {
                     body.poll_request(cx);
                     let sample = || Sample {
-                        // Of what the stream has taken, no more than this can still wait.
+                        // At most this much of the accepted data is still unsent.
                         bytes: data.len()
                             + body.buffered()
-                            + output_bytes(taken)
+                            + output_bytes(accepted)
                             + STREAM_STATE_BYTES,
                         waits_for_client: true,
                     };
-                    return stall.poll_evicted(taken, sample, cx).map(|eviction| {
+                    return stall.poll_evicted(accepted, sample, cx).map(|eviction| {
                         stream.send_reset(match eviction {
                             Eviction::TimedOut => Reason::CANCEL,
                             Eviction::OverBudget => Reason::ENHANCE_YOUR_CALM,
@@ -585,7 +582,7 @@ async fn pump(
                 Poll::Ready(_) => return Poll::Ready(Err(WriteAborted)),
             };
             let now = data.split_to(room.min(data.len()));
-            taken += now.len() as u64;
+            accepted += now.len() as u64;
             let last = data.is_empty() && body.is_done();
             if data.is_empty() {
                 waiting = None;
@@ -601,7 +598,7 @@ async fn pump(
     .await
 }
 
-/// Ends a stream whose request is not answered.
+/// Resets a stream, or responds with a Status, before the request is answered.
 fn evict(respond: &SharedRespond, eviction: Eviction, format: Format) {
     match eviction {
         Eviction::OverBudget => lock(respond).send.send_reset(Reason::ENHANCE_YOUR_CALM),
@@ -614,27 +611,27 @@ fn evict(respond: &SharedRespond, eviction: Eviction, format: Format) {
     }
 }
 
-/// What of the bytes that a stream has taken can wait to be sent.
-fn output_bytes(taken: u64) -> usize {
-    usize::try_from(taken).map_or(MAX_SEND_BUFFER_BYTES, |taken| {
-        taken.min(MAX_SEND_BUFFER_BYTES)
+/// The maximum of the accepted bytes that can be unsent.
+fn output_bytes(accepted: u64) -> usize {
+    usize::try_from(accepted).map_or(MAX_SEND_BUFFER_BYTES, |accepted| {
+        accepted.min(MAX_SEND_BUFFER_BYTES)
     })
 }
 
 /// Why a request has no answer.
 enum NoResponse {
-    /// The client reset the stream, or left.
+    /// The client reset the stream or disconnected.
     Reset,
-    /// The client reads a Status about it in this form.
+    /// Evicted; the client gets a Status in this format.
     Evicted(Eviction, Format),
 }
 
-/// A request body while its answer is waited for.
+/// The request body while the response is pending.
 struct Incoming<'a> {
     stream: IncomingStream,
     limits: &'a ClientLimits,
     guard: Option<StallGuard<'a>>,
-    /// In which form the client reads a Status about it.
+    /// The negotiated format of error responses.
     format: Format,
 }
 
@@ -653,7 +650,7 @@ impl<'a> Incoming<'a> {
             self.guard = None;
             return Poll::Pending;
         }
-        // Not before the caller is known: then a client certificate counts.
+        // Not before the caller is authenticated, by its client certificate or otherwise.
         let guard = self.guard.get_or_insert_with(|| {
             StallGuard::new(self.limits, self.limits.request_body_timeout())
         });
@@ -661,11 +658,11 @@ impl<'a> Incoming<'a> {
             let bytes = self.stream.buffered();
             Sample {
                 bytes,
-                // Otherwise it is upstream that does not take what has arrived.
+                // Otherwise upstream does not read the received data.
                 waits_for_client: bytes == 0,
             }
         };
-        let evicted = guard.poll_evicted(self.stream.passed(), sample, cx);
+        let evicted = guard.poll_evicted(self.stream.bytes_read(), sample, cx);
         evicted.map(|eviction| NoResponse::Evicted(eviction, self.format))
     }
 }
@@ -692,7 +689,7 @@ impl IncomingStream {
     }
 
     /// Bytes that have been read.
-    fn passed(&self) -> u64 {
+    fn bytes_read(&self) -> u64 {
         self.0.1.load(Ordering::Relaxed)
     }
 
@@ -723,7 +720,7 @@ impl BodySource for StreamBody {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         if let Some(respond) = self.continues.take() {
             let mut respond = lock(&respond);
-            // An interim answer behind the final one breaks the protocol.
+            // An interim response after the final one violates the protocol.
             if !respond.answered {
                 let mut interim = Response::new(());
                 *interim.status_mut() = StatusCode::CONTINUE;

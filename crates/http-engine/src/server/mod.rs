@@ -21,7 +21,7 @@ use crate::header_bounds::HeaderLimit;
 
 /// Answers requests.
 pub trait Service: Clone + Send + Sync + 'static {
-    /// Follows each response to its end.
+    /// Observes each response until it ends.
     type Record: ResponseRecord;
 
     /// The flag that sets [`ClientTimeouts::head`], where there is one.
@@ -33,63 +33,63 @@ pub trait Service: Clone + Send + Sync + 'static {
         request: Request<RequestBody>,
     ) -> impl Future<Output = ClientResponse<Self::Record>> + Send;
 
-    /// The client sent something that is not a request, and was answered with this status.
+    /// An invalid request was answered with this status.
     fn refused(&self, _status: StatusCode) {}
 
-    /// A request or its connection has met a limit on headers.
+    /// A request or its connection exceeded a header limit.
     fn met_header_limit(&self, _limit: HeaderLimit) {}
 
-    /// What one client connection may take. By default its clients are trusted.
+    /// Limits of the client connection. By default clients are trusted.
     fn limits(&self) -> &ClientLimits {
         ClientLimits::trusted()
     }
 }
 
-/// Follows a response until it has ended, however it ends. It is dropped then: an access log
-/// writes its line, an in-flight guard counts down.
+/// Observes a response until it ends, in whatever way; then it is dropped. An access log writes its
+/// line, an in-flight guard counts down.
 pub trait ResponseRecord: Send + 'static {
-    /// These many bytes of the body were passed on.
+    /// This many bytes of the body were forwarded.
     fn add_bytes(&mut self, _bytes: usize) {}
 
-    /// The response has reached the client whole.
+    /// The whole response was sent.
     fn complete(&mut self) {}
 
-    /// The client left before there was a response.
+    /// The client disconnected before the response.
     fn client_left(&mut self) {}
 }
 
-/// Follows nothing.
+/// Observes nothing.
 impl ResponseRecord for () {}
 
-/// Times allowed to a client.
+/// Timeouts of a client.
 #[derive(Debug, Clone, Copy)]
 pub struct ClientTimeouts {
-    /// From a request's first byte to the end of its head.
+    /// From the first byte of a request to the end of its head.
     pub head: Duration,
     /// Between requests.
     pub idle: Duration,
-    /// To take a byte of a response that waits.
+    /// Until the client reads a byte of a pending response.
     pub stall: Duration,
 }
 
-/// What a request is answered with.
+/// The response to a client.
 pub struct ClientResponse<R = ()> {
     /// Status, headers and, unless the protocol is switched, the body.
     pub response: Response<ResponseBody>,
     /// Relays the connection after a switch of protocols (101).
     pub switched: Option<UpgradeHandler<R>>,
-    /// Follows the response to its end.
+    /// Observes the response until it ends.
     pub record: R,
 }
 
-/// Relays a connection after 101, with the bytes that have been read of it already.
+/// Handles a connection after 101, with the bytes that were read already.
 pub struct UpgradeHandler<R = ()>(Box<UpgradeFn<R>>);
 
 type UpgradeFn<R> =
     dyn FnOnce(ClientIo, BytesMut, R) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send;
 
 impl<R> UpgradeHandler<R> {
-    /// By a function.
+    /// Wraps a function.
     pub fn new<F, T>(run: F) -> Self
     where
         F: FnOnce(ClientIo, BytesMut, R) -> T + Send + 'static,
@@ -112,7 +112,7 @@ impl<R> std::fmt::Debug for UpgradeHandler<R> {
 }
 
 impl<R> ClientResponse<R> {
-    /// A response that `record` follows.
+    /// A response that `record` observes.
     pub fn with_record(response: Response<ResponseBody>, record: R) -> Self {
         Self {
             response,
@@ -123,7 +123,7 @@ impl<R> ClientResponse<R> {
 }
 
 impl ClientResponse {
-    /// A response that nothing follows.
+    /// A response without a record.
     pub fn new(response: Response<ResponseBody>) -> Self {
         Self::with_record(response, ())
     }

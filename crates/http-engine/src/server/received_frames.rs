@@ -1,5 +1,5 @@
-//! What is received on an HTTP/2 connection: how many bytes, and whether a header block is
-//! open. The h2 crate exposes neither.
+//! Counts received bytes of an HTTP/2 connection, and detects an open header block. The h2 crate
+//! exposes neither.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -13,23 +13,23 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::ClientIo;
 use crate::buffer_budget::{ClientLimits, Sample, StallGuard};
 
-/// What a client sends first (RFC 9113, 3.4).
+/// Length of the client preface (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
 
-/// Length, type, flags and stream of a frame (RFC 9113, 4.1).
+/// Length of a frame header (RFC 9113, 4.1).
 const FRAME_HEADER_BYTES: usize = 9;
 
 const HEADERS: u8 = 0x1;
 const CONTINUATION: u8 = 0x9;
 const END_HEADERS: u8 = 0x4;
 
-/// A field that HPACK refers to by one byte takes about this much of the process's memory.
+/// Approximate memory of a decoded field that HPACK encodes in one byte.
 const BYTES_PER_INDEXED_FIELD: usize = 100;
 
-/// Follows the frames of a client.
+/// Parses the frame headers of a client.
 #[derive(Debug)]
 struct FrameReader {
-    /// Bytes to pass over: the preface, or a payload.
+    /// Bytes to skip: the preface, or a payload.
     skip: usize,
     header: [u8; FRAME_HEADER_BYTES],
     filled: usize,
@@ -74,13 +74,13 @@ impl FrameReader {
     }
 }
 
-/// A client's byte stream that is counted.
+/// A byte stream from a client, with counters.
 #[derive(Debug)]
 pub(super) struct ReceivedFrames<'a> {
     io: ClientIo,
     bytes: Arc<AtomicU64>,
     frames: FrameReader,
-    /// A header block may stay open for as long as a head of HTTP/1.1 may take.
+    /// Timeout of an open header block, the same as of an HTTP/1.1 head.
     open_block: StallGuard<'a>,
     max_block_bytes: usize,
 }
@@ -118,7 +118,7 @@ impl AsyncRead for ReceivedFrames<'_> {
         let polled = Pin::new(&mut this.io).poll_read(cx, buf);
         let read = &buf.filled()[before..];
         if !read.is_empty() {
-            // One task reads: an atomic addition would be a locked instruction for nothing.
+            // Only one task reads, so no atomic addition (a locked instruction) is needed.
             let received = this.bytes.load(Ordering::Relaxed) + read.len() as u64;
             this.bytes.store(received, Ordering::Relaxed);
             this.frames.feed(read);
@@ -131,7 +131,7 @@ impl AsyncRead for ReceivedFrames<'_> {
             bytes: (encoded * BYTES_PER_INDEXED_FIELD).min(this.max_block_bytes),
             waits_for_client: true,
         };
-        // Bytes that trickle in buy no time.
+        // Further bytes do not extend the timeout.
         match this.open_block.poll_evicted(0, sample, cx) {
             Poll::Pending => polled,
             Poll::Ready(_) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),

@@ -11,7 +11,7 @@ use sfv::{BareItemFromInput, KeyRef};
 pub const MAX_MEMBERS: usize = 1024;
 
 /// Items of an inner list, and parameters of a value, likewise.
-pub const MAX_INNER: usize = 256;
+pub const MAX_INNER_LIST_ITEMS: usize = 256;
 
 /// How many more members, items or parameters may follow.
 pub(super) struct Bounds(usize);
@@ -26,7 +26,7 @@ impl Bounds {
     }
 
     pub(super) fn inner() -> Self {
-        Self(MAX_INNER)
+        Self(MAX_INNER_LIST_ITEMS)
     }
 
     fn count(&mut self) -> Result<(), TooMany> {

@@ -111,8 +111,8 @@ fn dictionaries_are_parsed_and_serialized_in_one_form() {
 #[test]
 fn fields_beyond_the_bounds_are_refused() {
     let inner = |count: usize| format!("({})", vec!["a"; count].join(" "));
-    assert!(InnerList::parse(inner(MAX_INNER).as_bytes()).is_ok());
-    assert!(InnerList::parse(inner(MAX_INNER + 1).as_bytes()).is_err());
+    assert!(InnerList::parse(inner(MAX_INNER_LIST_ITEMS).as_bytes()).is_ok());
+    assert!(InnerList::parse(inner(MAX_INNER_LIST_ITEMS + 1).as_bytes()).is_err());
     let list = |count: usize| vec!["a"; count].join(",");
     assert!(parse_list(list(MAX_MEMBERS).as_bytes()).is_ok());
     assert!(parse_list(list(MAX_MEMBERS + 1).as_bytes()).is_err());
@@ -120,8 +120,8 @@ fn fields_beyond_the_bounds_are_refused() {
     assert!(parse_dictionary(keys(MAX_MEMBERS).join(",").as_bytes()).is_ok());
     assert!(parse_dictionary(keys(MAX_MEMBERS + 1).join(",").as_bytes()).is_err());
     let parameters = |count: usize| format!("a;{}", keys(count).join(";"));
-    assert!(parse_item(parameters(MAX_INNER).as_bytes()).is_ok());
-    assert!(parse_item(parameters(MAX_INNER + 1).as_bytes()).is_err());
+    assert!(parse_item(parameters(MAX_INNER_LIST_ITEMS).as_bytes()).is_ok());
+    assert!(parse_item(parameters(MAX_INNER_LIST_ITEMS + 1).as_bytes()).is_err());
 }
 
 #[test]

@@ -191,14 +191,14 @@ fn a_signature_from_before_a_restart_is_refused_after_it() {
     // All signatures that the first verifier accepts in its last second.
     for created in NOW - 300..=NOW + 30 {
         let signed = Owned::new().sign(&signer().lifetime(None), created);
-        let judge = |by: &Verifier, now| {
+        let verify = |by: &Verifier, now| {
             let verified = by.verify(&signed.request(), signed.body, now, |_| Some(&key));
             verified.map(|_| ())
         };
-        assert_eq!(judge(&first, NOW), Ok(()), "{created}");
+        assert_eq!(verify(&first, NOW), Ok(()), "{created}");
         for now in [NOW + 1, NOW + 20] {
             assert_eq!(
-                judge(&second, now),
+                verify(&second, now),
                 Err(VerifyError::BeforeStart),
                 "{created}"
             );

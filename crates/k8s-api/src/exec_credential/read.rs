@@ -1,6 +1,5 @@
-//! Reading an `ExecCredential`. By hand, since serde's errors repeat what they do not
-//! understand, and that may be a token; and value by value, since the copies that serde
-//! makes on its way are not overwritten when they are dropped.
+//! Parses an `ExecCredential`. By hand, because serde's errors quote unexpected input, which may be
+//! a token, and because serde's intermediate copies are not zeroized.
 
 mod unescape;
 
@@ -17,31 +16,30 @@ use super::{Cluster, ExecCredential, KIND, ParseError, ProxyConfig, Spec, Status
 use crate::secret::SecretString;
 use crate::time::Time;
 
-/// Fields as they stand in a document. Of what is in them nothing has been copied.
+/// Fields of a document, not yet decoded.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
-/// How much of a kind or a version is repeated: more than any of Kubernetes has.
-const SHOWN: usize = 80;
+/// How much of an unknown kind or version an error quotes.
+const MAX_QUOTED_CHARS: usize = 80;
 
 impl ExecCredential {
-    /// Reads a whole document. Behind it there may be only white space.
+    /// Parses a document. Only white space may follow it.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         match Self::parse_first(bytes)? {
             Some((credential, length)) => {
-                let behind = &bytes[length..];
-                match behind.iter().position(|byte| !byte.is_ascii_whitespace()) {
+                let rest = &bytes[length..];
+                match rest.iter().position(|byte| !byte.is_ascii_whitespace()) {
                     None => Ok(credential),
                     Some(at) => Err(not_json_at(bytes, length + at)),
                 }
             }
             None if bytes.iter().all(u8::is_ascii_whitespace) => Err(ParseError::Empty),
-            None => Err(ParseError::CutOff),
+            None => Err(ParseError::Truncated),
         }
     }
 
-    /// Reads the first document of what has come so far, and says how long it is;
-    /// none if it is not whole yet. So a plugin that goes on running is understood as
-    /// soon as it has said what it has to say.
+    /// Parses the first document of a stream, and returns its length; `None` if it is incomplete.
+    /// So the output of a plugin that keeps running can be used as soon as it is complete.
     pub fn parse_first(bytes: &[u8]) -> Result<Option<(Self, usize)>, ParseError> {
         let documents = serde_json::Deserializer::from_slice(bytes);
         let mut documents = documents.into_iter::<&RawValue>();
@@ -70,7 +68,7 @@ fn not_json_at(bytes: &[u8], at: usize) -> ParseError {
     }
 }
 
-/// None if it is no object.
+/// `None` if it is not an object.
 fn fields(raw: &RawValue) -> Option<Fields<'_>> {
     serde_json::from_str(raw.get()).ok()
 }
@@ -78,11 +76,13 @@ fn fields(raw: &RawValue) -> Option<Fields<'_>> {
 fn credential(mut fields: Fields<'_>) -> Result<ExecCredential, ParseError> {
     let kind = text(&mut fields, "kind", "kind")?.unwrap_or_default();
     if kind != KIND {
-        return Err(ParseError::Kind(kind.chars().take(SHOWN).collect()));
+        return Err(ParseError::Kind(
+            kind.chars().take(MAX_QUOTED_CHARS).collect(),
+        ));
     }
     let version = text(&mut fields, "apiVersion", "apiVersion")?.unwrap_or_default();
     let Some(version) = Version::of(&version) else {
-        let found = version.chars().take(SHOWN).collect();
+        let found = version.chars().take(MAX_QUOTED_CHARS).collect();
         return Err(ParseError::Version { found });
     };
     Ok(ExecCredential {
@@ -131,7 +131,7 @@ fn cluster(mut fields: Fields<'_>) -> Result<Cluster, ParseError> {
             "disable-compression",
             "spec.cluster.disable-compression",
         )?,
-        config: whatever(&mut fields, "config", "spec.cluster.config")?,
+        config: json_value(&mut fields, "config", "spec.cluster.config")?,
     })
 }
 
@@ -163,8 +163,7 @@ fn status(mut fields: Fields<'_>) -> Result<Status, ParseError> {
 
 fn proxy(mut fields: Fields<'_>) -> Result<ProxyConfig, ParseError> {
     const URL: &str = "status.proxyConfig.url";
-    // The tag in the KEP's Go (`json: "url"`, with a space) is none to Go, which then
-    // writes the field by its name.
+    // The KEP's Go tag (`json: "url"`, with a space) is invalid, so Go uses the field name.
     let url = match text(&mut fields, "url", URL)? {
         Some(url) => Some(url),
         None => text(&mut fields, "URL", URL)?,
@@ -182,24 +181,25 @@ fn proxy(mut fields: Fields<'_>) -> Result<ProxyConfig, ParseError> {
     })
 }
 
-/// What is empty or null is not given, as with Go's `omitempty`.
+/// Empty or null means absent, as with Go's `omitempty`.
 fn secret(
     fields: &mut Fields<'_>,
     name: &str,
     field: &'static str,
 ) -> Result<Option<SecretString>, ParseError> {
-    let wrong = |cause| ParseError::Field { field, cause };
-    let Some(raw) = given(fields, name) else {
+    let invalid = |cause| ParseError::Field { field, cause };
+    let Some(raw) = take_non_null(fields, name) else {
         return Ok(None);
     };
     let quoted = raw.strip_prefix('"').and_then(|raw| raw.strip_suffix('"'));
-    let quoted = quoted.ok_or_else(|| wrong("is not a string"))?;
+    let quoted = quoted.ok_or_else(|| invalid("is not a string"))?;
     let text = unescape::text(quoted);
-    let mut text: Zeroizing<String> = text.ok_or_else(|| wrong("holds half a character"))?;
+    let mut text: Zeroizing<String> =
+        text.ok_or_else(|| invalid("contains an unpaired surrogate"))?;
     Ok((!text.is_empty()).then(|| SecretString::new(std::mem::take(&mut *text))))
 }
 
-/// The same, of what anybody may see.
+/// The same for a value that is not secret.
 fn text(
     fields: &mut Fields<'_>,
     name: &str,
@@ -210,7 +210,7 @@ fn text(
 }
 
 fn flag(fields: &mut Fields<'_>, name: &str, field: &'static str) -> Result<bool, ParseError> {
-    match given(fields, name) {
+    match take_non_null(fields, name) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
         Some(_) => Err(ParseError::Field {
@@ -244,12 +244,12 @@ fn object<'a>(
     })
 }
 
-fn whatever(
+fn json_value(
     fields: &mut Fields<'_>,
     name: &str,
     field: &'static str,
 ) -> Result<Option<Value>, ParseError> {
-    let value = given(fields, name).map(serde_json::from_str);
+    let value = take_non_null(fields, name).map(serde_json::from_str);
     value.transpose().map_err(|_| ParseError::Field {
         field,
         cause: "is nested too deeply",
@@ -258,8 +258,8 @@ fn whatever(
 
 const NULL: &str = "null";
 
-/// What stands in a field; null is nothing.
-fn given<'a>(fields: &mut Fields<'a>, name: &str) -> Option<&'a str> {
+/// Removes a field and returns its JSON; `None` for null.
+fn take_non_null<'a>(fields: &mut Fields<'a>, name: &str) -> Option<&'a str> {
     let raw = fields.remove(name).map(RawValue::get);
     raw.filter(|raw| *raw != NULL)
 }

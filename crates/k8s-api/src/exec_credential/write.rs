@@ -1,4 +1,4 @@
-//! Writing an `ExecCredential`, field by field as Kubernetes and KEP-2718 spell them.
+//! Serializes an `ExecCredential` with the field names of Kubernetes and KEP-2718.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,7 @@ use crate::secret::SecretString;
 use crate::time::Time;
 
 impl ExecCredential {
-    /// In JSON. It may hold a token, a key or a password.
+    /// Serializes to JSON. May contain a token, a key or a password.
     pub fn to_json(&self) -> SecretString {
         let written = WrittenCredential {
             kind: KIND,
@@ -19,17 +19,16 @@ impl ExecCredential {
             spec: WrittenSpec::of(&self.spec),
             status: self.status.as_ref().map(WrittenStatus::of),
         };
-        // Room for all of it, as a rule: a buffer that grows leaves copies behind.
-        let mut json = Vec::with_capacity(ROOM);
-        // Strings, numbers and maps with strings as keys: there is nothing in it that
-        // JSON could not hold, and JSON is text.
+        // Usually the whole size: a buffer that grows leaves copies in memory.
+        let mut json = Vec::with_capacity(CREDENTIAL_CAPACITY_BYTES);
+        // Strings, numbers and maps with string keys always serialize, and JSON is UTF-8.
         let _ = serde_json::to_writer(&mut json, &written);
         SecretString::new(String::from_utf8(json).unwrap_or_default())
     }
 }
 
-/// More than certificates of most lengths, with a key and a token.
-const ROOM: usize = 32 * 1024;
+/// More than most certificates with a key and a token.
+const CREDENTIAL_CAPACITY_BYTES: usize = 32 * 1024;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -74,7 +74,7 @@ impl Api {
         self.stored = Some(object.try_into().unwrap());
     }
 
-    fn happen(&mut self, step: Step, now: ClockReading) {
+    fn apply_step(&mut self, step: Step, now: ClockReading) {
         // No two renewals are in the same microsecond.
         let wall = now.wall + Duration::from_micros(7 + self.version);
         let lease = match step {
@@ -94,7 +94,7 @@ impl Api {
         self.store(&lease);
     }
 
-    fn look(&mut self, second: u64, upstream: Upstream) -> Expected {
+    fn observe(&mut self, second: u64, upstream: Upstream) -> Expected {
         let now = self.start + Duration::from_secs(second);
         let action = self.controller.observe(self.stored.as_ref(), upstream, now);
         let seconds = |until: Instant| (until - self.start.monotonic).as_secs();
@@ -140,8 +140,8 @@ fn run(name: &str, rows: &[Row]) -> Api {
         let (second, step, upstream, expected) = *row;
         let before = api.stored.clone();
         let now = api.start + Duration::from_secs(second);
-        api.happen(step, now);
-        let done = api.look(second, upstream);
+        api.apply_step(step, now);
+        let done = api.observe(second, upstream);
         let expected = match expected {
             CreateFails => Create,
             TakeOverFails => TakeOver,
@@ -369,7 +369,7 @@ fn only_a_lease_that_the_bridge_wrote_is_deleted_at_shutdown() {
         (Deleted, false),
     ] {
         let mut api = run("created", created);
-        api.happen(step, api.start + Duration::from_secs(12));
+        api.apply_step(step, api.start + Duration::from_secs(12));
         let deletion = api.controller.on_shutdown(api.stored.as_ref());
         assert_eq!(deletion.is_some(), ours, "{step:?}");
         if let Some(deletion) = deletion {
@@ -430,9 +430,9 @@ proptest! {
             } else {
                 Server
             };
-            api.happen(step, api.start + Duration::from_secs(second));
+            api.apply_step(step, api.start + Duration::from_secs(second));
             let upstream = if ready { READY } else { AWAY };
-            let done = api.look(second + offset, upstream);
+            let done = api.observe(second + offset, upstream);
             prop_assert!(matches!(done, Wait(_) | LeaveAlone(_)), "{:?}", done);
         }
     }

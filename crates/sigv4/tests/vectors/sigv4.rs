@@ -8,7 +8,7 @@ use skewbridge_sigv4::{Request, Secret};
 use crate::sigv4_suite::{SUITE, Vector};
 
 /// 20150830T123600Z
-const THEN: u64 = 1_440_938_160;
+const SIGNED_AT_SECONDS: u64 = 1_440_938_160;
 
 const TOKEN: &str = "AQoDYXdzEPT//////////wEXAMPLEtc764bNrC9SAPBSM22wDOk4x4HIZ8j4FZTwdQWLWsKWHGBuFqwAeMicRXmxfpSPfIeoIYRqTflfKD8YUuwthAx7mSEI/qkPpKPi/kMcGdQrmGdeehM4IC1NtBmUpp2wUE8phUZampKsburEDy0KPkyQDYwT7WZ0wq5VSXDvp75YU9HFvlRd8Tx6q6fE8YQcHNVXAkiY9q6d+xo0rKwT38xVqr7ZD0u0iPPkUL64lIZbqBAz+scqKmlzm8FDrypNC9Yjc8fPOLn9FX9KSYvKTr4rvx3iSIlTJabIQwj2ICCR/oLxBA==";
 
@@ -46,7 +46,7 @@ fn request<'a>(vector: &'a Vector, method: &'a Method, headers: &'a HeaderMap) -
 
 #[test]
 fn the_canonical_requests_and_signatures_of_the_public_suite_are_reproduced() {
-    assert_eq!(timestamp(THEN), "20150830T123600Z");
+    assert_eq!(timestamp(SIGNED_AT_SECONDS), "20150830T123600Z");
     let signer = Signer {
         headers: SignedHeaders::All,
         content_header: false,
@@ -58,7 +58,9 @@ fn the_canonical_requests_and_signatures_of_the_public_suite_are_reproduced() {
         let sent = headers(vector.headers);
         let request = request(vector, &method, &sent);
         let payload = Payload::Bytes(vector.body.as_bytes());
-        let to_set = signer.sign(&request, payload, &credentials, THEN).unwrap();
+        let to_set = signer
+            .sign(&request, payload, &credentials, SIGNED_AT_SECONDS)
+            .unwrap();
 
         let mut with = sent.clone();
         for (name, value) in &to_set[..to_set.len() - 1] {
@@ -98,7 +100,12 @@ fn a_session_token_is_sent_and_signed_and_not_shown() {
     let method = Method::GET;
     let request = request(&SUITE[0], &method, &none);
     let credentials = credentials(Some("t0ken"));
-    let to_set = signer.sign(&request, Payload::Bytes(b""), &credentials, THEN);
+    let to_set = signer.sign(
+        &request,
+        Payload::Bytes(b""),
+        &credentials,
+        SIGNED_AT_SECONDS,
+    );
     let to_set = to_set.unwrap();
     let names: Vec<_> = to_set.iter().map(|it| it.0.as_str()).collect();
     assert_eq!(
@@ -186,7 +193,12 @@ fn a_verifier_accepts_the_signed_request_and_no_altered_one() {
         ("accept", "application/json"),
     ]);
     let body = b"{}";
-    let to_set = signer.sign(&of(&sent), Payload::Bytes(body), &credentials, THEN);
+    let to_set = signer.sign(
+        &of(&sent),
+        Payload::Bytes(body),
+        &credentials,
+        SIGNED_AT_SECONDS,
+    );
     for (name, value) in to_set.unwrap() {
         sent.insert(name, value);
     }
@@ -257,7 +269,7 @@ fn an_unsigned_payload_is_marked_in_a_signed_header() {
         &request(&SUITE[0], &method, &sent),
         Payload::Unsigned,
         &credentials,
-        THEN,
+        SIGNED_AT_SECONDS,
     );
     for (name, value) in to_set.unwrap() {
         sent.insert(name, value);

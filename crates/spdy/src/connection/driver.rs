@@ -79,7 +79,7 @@ enum Progress {
 
 /// How a connection ended that has not failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ending {
+enum CloseInitiator {
     Remote,
     Local,
 }
@@ -105,12 +105,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
     }
 
-    fn poll_running(&mut self, context: &mut Context<'_>) -> Poll<Result<Ending, Error>> {
+    fn poll_running(&mut self, context: &mut Context<'_>) -> Poll<Result<CloseInitiator, Error>> {
         for _ in 0..MAX_ROUNDS {
             let written = self.write(context);
             let read = self.read(context)?;
             if read == Progress::End {
-                return Poll::Ready(Ok(Ending::Remote));
+                return Poll::Ready(Ok(CloseInitiator::Remote));
             }
             if written == Progress::Some || read == Progress::Some {
                 continue;
@@ -130,7 +130,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                     continue;
                 }
                 if state.session.can_close() {
-                    return Poll::Ready(Ok(Ending::Local));
+                    return Poll::Ready(Ok(CloseInitiator::Local));
                 }
             }
             state.register_driver(context);
@@ -217,22 +217,22 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     }
 
     /// Ends the connection for its streams. Returns what is left to do.
-    fn end(&mut self, ending: Result<Ending, Error>) -> Phase {
+    fn end(&mut self, ending: Result<CloseInitiator, Error>) -> Phase {
         let ending = match ending {
-            Ok(Ending::Remote) => {
+            Ok(CloseInitiator::Remote) => {
                 let ended = self.shared.lock().session.end_of_input(&self.input);
-                ended.map(|()| Ending::Remote)
+                ended.map(|()| CloseInitiator::Remote)
             }
             other => other,
         };
         let why = match &ending {
-            Ok(Ending::Remote) => Closed::Remote,
-            Ok(Ending::Local) => Closed::Local,
+            Ok(CloseInitiator::Remote) => Closed::Remote,
+            Ok(CloseInitiator::Local) => Closed::Local,
             Err(error) => Closed::Failed(error.clone()),
         };
         let last = match &ending {
-            Ok(Ending::Remote) | Err(Error::Io(_) | Error::UnexpectedEof) => None,
-            Ok(Ending::Local) => Some(GoAwayStatus::Ok),
+            Ok(CloseInitiator::Remote) | Err(Error::Io(_) | Error::UnexpectedEof) => None,
+            Ok(CloseInitiator::Local) => Some(GoAwayStatus::Ok),
             Err(_) => Some(GoAwayStatus::ProtocolError),
         };
         self.close(why, last);

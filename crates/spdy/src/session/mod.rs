@@ -30,7 +30,7 @@ use crate::frame::{
 use crate::header_block::Compressor;
 use crate::headers::Headers;
 use stream::{Origin, Receiving, Sending, Stream};
-use window::{DEFAULT_WINDOW, MAX_WINDOW, PendingCredit, SendWindow};
+use window::{DEFAULT_WINDOW_BYTES, MAX_WINDOW_BYTES, PendingCredit, SendWindow};
 
 /// Options of a new stream.
 #[derive(Debug, Clone, Default)]
@@ -105,8 +105,8 @@ impl Session {
             remote_streams: 0,
             next_ping: first,
             flow_control_active: false,
-            send_window: SendWindow::new(DEFAULT_WINDOW),
-            initial_send_window: DEFAULT_WINDOW,
+            send_window: SendWindow::new(DEFAULT_WINDOW_BYTES),
+            initial_send_window: DEFAULT_WINDOW_BYTES,
             remote_max_streams: u32::MAX,
             pending_credit: PendingCredit::default(),
             over_limit_streams: 0,
@@ -148,7 +148,7 @@ impl Session {
     /// must not stop the others. The windows of the streams bound the memory.
     fn activate_flow_control(&mut self) {
         self.flow_control_active = true;
-        self.send_window_update(None, MAX_WINDOW - DEFAULT_WINDOW);
+        self.send_window_update(None, MAX_WINDOW_BYTES - DEFAULT_WINDOW_BYTES);
         self.grant_connection_credit();
         let ids: Vec<_> = self.streams.keys().copied().collect();
         for id in ids {
@@ -337,7 +337,7 @@ impl Session {
     pub fn ping(&mut self) -> u32 {
         let id = self.next_ping;
         self.next_ping = match id.checked_add(2) {
-            Some(next) if next <= MAX_WINDOW => next,
+            Some(next) if next <= MAX_WINDOW_BYTES => next,
             _ => self.role.first_id(),
         };
         Ping { id }.encode(&mut self.control);
@@ -465,7 +465,7 @@ impl Session {
     /// The same for the connection, in much larger steps.
     fn grant_connection_credit(&mut self) {
         if self.flow_control_active
-            && let Some(delta) = self.pending_credit.take(MAX_WINDOW / 4)
+            && let Some(delta) = self.pending_credit.take(MAX_WINDOW_BYTES / 4)
         {
             self.send_window_update(None, delta);
         }

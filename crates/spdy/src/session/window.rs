@@ -2,10 +2,10 @@
 //! data.
 
 /// The initial window unless SETTINGS changes it (SPDY/3.1, 2.6.8).
-pub(super) const DEFAULT_WINDOW: u32 = 64 * 1024;
+pub(super) const DEFAULT_WINDOW_BYTES: u32 = 64 * 1024;
 
 /// The largest window.
-pub(super) const MAX_WINDOW: u32 = 0x7fff_ffff;
+pub(super) const MAX_WINDOW_BYTES: u32 = 0x7fff_ffff;
 
 /// A window would exceed its maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl SendWindow {
     /// A new initial size also changes windows in use, possibly below zero.
     pub(super) fn shift(&mut self, delta: i64) -> Result<(), Overflow> {
         let window = self.0.saturating_add(delta);
-        if window > i64::from(MAX_WINDOW) {
+        if window > i64::from(MAX_WINDOW_BYTES) {
             return Err(Overflow);
         }
         self.0 = window;
@@ -58,7 +58,8 @@ impl PendingCredit {
         if self.0 == 0 || self.0 < u64::from(threshold) {
             return None;
         }
-        let delta = u32::try_from(self.0).map_or(MAX_WINDOW, |credit| credit.min(MAX_WINDOW));
+        let delta =
+            u32::try_from(self.0).map_or(MAX_WINDOW_BYTES, |credit| credit.min(MAX_WINDOW_BYTES));
         self.0 -= u64::from(delta);
         Some(delta)
     }
@@ -75,7 +76,7 @@ mod tests {
         assert_eq!(window.available(), 0);
         assert_eq!(window.grow(25), Ok(()));
         assert_eq!(window.available(), 5);
-        assert_eq!(window.grow(MAX_WINDOW), Err(Overflow));
+        assert_eq!(window.grow(MAX_WINDOW_BYTES), Err(Overflow));
         assert_eq!(window.available(), 5);
         assert_eq!(window.shift(-10), Ok(()));
         assert_eq!(window.available(), 0);
@@ -91,6 +92,6 @@ mod tests {
         assert_eq!(credit.take(10), Some(12));
         assert_eq!(credit.take(0), None);
         credit.add(1 << 32);
-        assert_eq!(credit.take(10), Some(MAX_WINDOW));
+        assert_eq!(credit.take(10), Some(MAX_WINDOW_BYTES));
     }
 }

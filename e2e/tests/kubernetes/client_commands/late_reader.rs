@@ -9,10 +9,10 @@ use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
 /// As long as a user looks at a page of output: several times the idle timeout.
-const PAUSE: Duration = Duration::from_secs(25);
+const READER_PAUSE: Duration = Duration::from_secs(25);
 
 /// The reader reads slowly for this long, and then everything.
-const SLOW_READING: Duration = Duration::from_secs(2);
+const SLOW_READ_DURATION: Duration = Duration::from_secs(2);
 
 /// The servers pause during the output, longer than a second and shorter than a ping
 /// interval, as on a path that loses packets: a ping in that time would coincide with the
@@ -21,7 +21,7 @@ const SERVER_PAUSE: Duration = Duration::from_secs(5);
 
 /// Output sizes that fit into the kernel's buffers on the path, and sizes that do not. For
 /// some of them a part is left in the buffers of the node when the command has exited.
-const SIZES: &[usize] = &[
+const OUTPUT_BYTES: &[usize] = &[
     1_000_000, 4_000_000, 8_000_000, 11_000_000, 14_000_000, 30_000_000,
 ];
 
@@ -51,7 +51,7 @@ async fn output_that_is_read_late_is_complete() {
                 let sizes = if via == Via::Server && is_since(version, 30) {
                     SIZES_BELOW_BUFFERS
                 } else {
-                    SIZES
+                    OUTPUT_BYTES
                 };
                 for &size in sizes {
                     let mut command = plane.skewbridge_command(server, via, User::Admin);
@@ -67,7 +67,7 @@ async fn output_that_is_read_late_is_complete() {
     }
     let control_planes = || started.iter().flat_map(|(plane, _)| &plane.servers);
     let servers = || control_planes().filter_map(|server| server.process.as_ref());
-    sleep(PAUSE + SLOW_READING / 2).await;
+    sleep(READER_PAUSE + SLOW_READ_DURATION / 2).await;
     servers().for_each(|server| server.signal("STOP"));
     sleep(SERVER_PAUSE).await;
     servers().for_each(|server| server.signal("CONT"));
@@ -84,7 +84,7 @@ async fn read_late(mut command: Command, size: usize) -> Result<(), (usize, Stri
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    sleep(PAUSE).await;
+    sleep(READER_PAUSE).await;
     let mut stdout = child.stdout.take().unwrap();
     let mut output = Vec::new();
     let reading = async {
@@ -92,7 +92,7 @@ async fn read_late(mut command: Command, size: usize) -> Result<(), (usize, Stri
         for _ in 0..20 {
             let mut some = (&mut stdout).take(10_000);
             some.read_to_end(&mut output).await.unwrap();
-            sleep(SLOW_READING / 20).await;
+            sleep(SLOW_READ_DURATION / 20).await;
         }
         stdout.read_to_end(&mut output).await.unwrap();
         let output = child.wait_with_output().await.unwrap();

@@ -157,7 +157,11 @@ g/v1
   y              #3 (v1.1.1), #4 (v1.1.1)
 ";
     assert!(table.starts_with(expected), "{table}");
-    assert!(table.lines().all(|line| line.chars().count() <= WIDTH));
+    assert!(
+        table
+            .lines()
+            .all(|line| line.chars().count() <= LINE_WIDTH_CHARS)
+    );
 }
 
 #[test]
@@ -281,7 +285,10 @@ fn long_lists_are_wrapped() {
     let items: Vec<_> = (0..30).map(|number| format!("resource{number}")).collect();
     let text = listed("  group/v1:", &items);
     assert!(text.lines().count() > 3);
-    assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
+    assert!(
+        text.lines().all(|line| line.len() <= LINE_WIDTH_CHARS),
+        "{text}"
+    );
     assert!(
         text.lines().skip(1).all(|line| line.starts_with("    r")),
         "{text}"

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{BLOCK, Violation};
+use super::{BLOCK_BYTES, Violation};
 
 pub(super) const NAME: Range<usize> = 0..100;
 pub(super) const MODE: Range<usize> = 100..108;
@@ -11,7 +11,7 @@ pub(super) const GID: Range<usize> = 116..124;
 pub(super) const SIZE: Range<usize> = 124..136;
 pub(super) const MTIME: Range<usize> = 136..148;
 pub(super) const CHECKSUM: Range<usize> = 148..156;
-pub(super) const TYPE: usize = 156;
+pub(super) const TYPE_OFFSET: usize = 156;
 pub(super) const LINK: Range<usize> = 157..257;
 pub(super) const MAGIC: Range<usize> = 257..265;
 pub(super) const PREFIX: Range<usize> = 345..500;
@@ -19,7 +19,7 @@ pub(super) const PREFIX: Range<usize> = 345..500;
 /// GNU's magic, with which no field is a prefix of the name.
 pub(super) const GNU: &[u8; 8] = b"ustar  \0";
 
-pub(super) type Bytes = [u8; BLOCK];
+pub(super) type Bytes = [u8; BLOCK_BYTES];
 
 /// Whether the checksum is right. Some programs compute it over signed bytes.
 pub(super) fn is_intact(block: &Bytes) -> bool {

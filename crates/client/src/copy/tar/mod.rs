@@ -34,14 +34,14 @@ pub use reader::{Checkpoint, Event, Reader};
 pub use writer::{entry_length, padding, write_end, write_entry};
 
 /// The block size of an archive.
-pub const BLOCK: usize = 512;
+pub const BLOCK_BYTES: usize = 512;
 
 /// The longest name or link target. `PATH_MAX` is 4096; a tree that was created with relative
 /// calls can be deeper than that.
-pub const MAX_NAME: usize = 64 << 10;
+pub const MAX_NAME_BYTES: usize = 64 << 10;
 
 /// The longest set of pax records: names, times, and ignored extended attributes (64 KiB each).
-pub const MAX_PAX: usize = 1 << 20;
+pub const MAX_PAX_BYTES: usize = 1 << 20;
 
 /// The header of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -2,7 +2,7 @@
 
 use super::block::{self, Bytes};
 use super::pax::Records;
-use super::{BLOCK, Entry, Kind, MAX_NAME, MAX_PAX, Violation};
+use super::{BLOCK_BYTES, Entry, Kind, MAX_NAME_BYTES, MAX_PAX_BYTES, Violation};
 
 /// An event of the reader.
 #[derive(Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl Reader {
         loop {
             match self.state {
                 State::Header => {
-                    let until = self.header.len() / BLOCK * BLOCK + BLOCK;
+                    let until = self.header.len() / BLOCK_BYTES * BLOCK_BYTES + BLOCK_BYTES;
                     if !self.fill_header(until, input) {
                         return Ok(None);
                     }
@@ -149,7 +149,7 @@ impl Reader {
     pub fn rewind(&mut self) -> Option<Checkpoint<'_>> {
         self.offset -= self.header.len() as u64;
         if std::mem::take(&mut self.zero) {
-            self.offset -= BLOCK as u64;
+            self.offset -= BLOCK_BYTES as u64;
         }
         self.header.clear();
         self.extensions = Extensions::default();
@@ -172,13 +172,13 @@ impl Reader {
     }
 
     fn header_block(&mut self) -> Result<Option<Event<'static>>, Violation> {
-        let at = self.header.len() - BLOCK;
-        let place = self.offset - BLOCK as u64;
+        let at = self.header.len() - BLOCK_BYTES;
+        let place = self.offset - BLOCK_BYTES as u64;
         let wrong = Violation::Checksum { at: place };
         let Ok(block) = Bytes::try_from(&self.header[at..]) else {
             return Err(wrong);
         };
-        if block == [0; BLOCK] && !self.extensions.any {
+        if block == [0; BLOCK_BYTES] && !self.extensions.any {
             self.header.clear();
             if !std::mem::replace(&mut self.zero, true) {
                 return Ok(None);
@@ -189,24 +189,24 @@ impl Reader {
         if self.zero || !block::is_intact(&block) {
             return Err(wrong);
         }
-        let kind = block[block::TYPE];
+        let kind = block[block::TYPE_OFFSET];
         if let Some((what, limit)) = extends(kind) {
             let size = size_of(&block)?;
             let size = usize::try_from(size).ok().filter(|size| *size <= limit);
             let size = size.ok_or(Violation::TooLong { what, limit })?;
             let body = self.header.len();
             // A name occurs at most once in each form, so there are few of these.
-            if body > MAX_PAX {
+            if body > MAX_PAX_BYTES {
                 return Err(Violation::TooLong {
                     what: "header",
-                    limit: MAX_PAX,
+                    limit: MAX_PAX_BYTES,
                 });
             }
             self.extensions.any = true;
             self.state = State::Extension {
                 kind,
                 body,
-                until: body + size.div_ceil(BLOCK) * BLOCK,
+                until: body + size.div_ceil(BLOCK_BYTES) * BLOCK_BYTES,
                 size,
             };
             return Ok(None);
@@ -244,10 +244,10 @@ impl Reader {
         let link = extensions.records.link.or(extensions.link);
         let link = link.unwrap_or_else(|| block::text(&block[block::LINK]).to_vec());
         for text in [&name, &link] {
-            if text.len() > MAX_NAME {
+            if text.len() > MAX_NAME_BYTES {
                 return Err(Violation::TooLong {
                     what: "name",
-                    limit: MAX_NAME,
+                    limit: MAX_NAME_BYTES,
                 });
             }
         }
@@ -292,15 +292,15 @@ impl Reader {
 /// Whether an entry type extends the next entry, and how long it may be.
 fn extends(kind: u8) -> Option<(&'static str, usize)> {
     match kind {
-        b'L' | b'K' => Some(("name", MAX_NAME)),
-        b'x' | b'g' => Some(("pax header", MAX_PAX)),
+        b'L' | b'K' => Some(("name", MAX_NAME_BYTES)),
+        b'x' | b'g' => Some(("pax header", MAX_PAX_BYTES)),
         b'V' => Some(("label", 0)),
         _ => None,
     }
 }
 
 fn kind_of(block: &Bytes, name: &[u8]) -> Result<Kind, Violation> {
-    Ok(match block[block::TYPE] {
+    Ok(match block[block::TYPE_OFFSET] {
         // In the oldest format a trailing slash marks a directory.
         b'0' | 0 if name.ends_with(b"/") => Kind::Directory,
         // '7' is a contiguous file.

@@ -2,12 +2,12 @@
 //! where they do not fit.
 
 use super::block::{self, Bytes};
-use super::{BLOCK, Entry, Kind};
+use super::{BLOCK_BYTES, Entry, Kind};
 
 /// tar programs read twenty blocks at a time, and some complain about less.
-const RECORD: usize = 20 * BLOCK;
+const RECORD_BYTES: usize = 20 * BLOCK_BYTES;
 
-static ZEROS: [u8; RECORD] = [0; RECORD];
+static ZEROS: [u8; RECORD_BYTES] = [0; RECORD_BYTES];
 
 /// GNU's name for an entry that holds a long name.
 const LONG: &[u8] = b"././@LongLink";
@@ -56,17 +56,17 @@ pub fn write_entry(entry: &Entry, archive: &mut Vec<u8>) {
 pub fn entry_length(entry: &Entry) -> usize {
     let long = |text: &[u8], room: usize| {
         if text.len() > room {
-            BLOCK + (text.len() + 1).next_multiple_of(BLOCK)
+            BLOCK_BYTES + (text.len() + 1).next_multiple_of(BLOCK_BYTES)
         } else {
             0
         }
     };
-    BLOCK + long(&entry.name, block::NAME.len()) + long(&entry.link, block::LINK.len())
+    BLOCK_BYTES + long(&entry.name, block::NAME.len()) + long(&entry.link, block::LINK.len())
 }
 
 /// The padding after content of this size.
 pub fn padding(size: u64) -> &'static [u8] {
-    let missing = size.wrapping_neg() % BLOCK as u64;
+    let missing = size.wrapping_neg() % BLOCK_BYTES as u64;
     &ZEROS[..usize::try_from(missing).unwrap_or_default()]
 }
 
@@ -92,9 +92,9 @@ fn write_long(kind: u8, name: &[u8], archive: &mut Vec<u8>) {
 }
 
 fn blank(name: &[u8], kind: u8) -> Bytes {
-    let mut header = [0; BLOCK];
+    let mut header = [0; BLOCK_BYTES];
     fill(&mut header, block::NAME.start, block::NAME.len(), name);
-    header[block::TYPE] = kind;
+    header[block::TYPE_OFFSET] = kind;
     header[block::MAGIC].copy_from_slice(block::GNU);
     for field in [block::MODE, block::UID, block::GID, block::MTIME] {
         block::write_number(&mut header[field], 0);

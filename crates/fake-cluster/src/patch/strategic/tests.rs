@@ -64,7 +64,7 @@ fn lists_are_merged_as_the_api_says() {
             pod(json!([{"name": "c"}])),
         ),
         (
-            "a list is replaced, although an item says so",
+            "a list is replaced, although an item has a merge directive",
             pod(json!([{"name": "a", "image": "1", "args": ["x"]}])),
             pod(json!([{"name": "a", "image": "2", "$patch": "replace"}])),
             pod(json!([])),

@@ -389,8 +389,8 @@ mod tests {
     #[tokio::test]
     async fn lists_that_hang_do_not_delay_other_lists_and_are_bounded_by_the_timeouts() {
         use std::cell::Cell;
-        const LONG: Duration = Duration::from_mins(10);
-        const SHORT: Duration = Duration::from_millis(10);
+        const LONG_TIMEOUT: Duration = Duration::from_mins(10);
+        const SHORT_TIMEOUT: Duration = Duration::from_millis(10);
         const CONCURRENCY: usize = 20;
         let paths: Vec<_> = (0..100).map(|number| number.to_string()).collect();
         let [running, most] = [Cell::new(0_usize), Cell::new(0)];
@@ -407,7 +407,7 @@ mod tests {
                 (path, ())
             }
         };
-        for (each, all) in [(SHORT, LONG), (LONG, SHORT)] {
+        for (each, all) in [(SHORT_TIMEOUT, LONG_TIMEOUT), (LONG_TIMEOUT, SHORT_TIMEOUT)] {
             running.set(0);
             let limits = ListLimits {
                 each_timeout: each,
@@ -420,7 +420,10 @@ mod tests {
                 let hangs = path.ends_with('0');
                 assert!(!hangs || response.is_none(), "{path} {each:?}");
                 // Ten lists hang: the other concurrent requests remain available.
-                assert!(hangs || response.is_some() || all == SHORT, "{path}");
+                assert!(
+                    hangs || response.is_some() || all == SHORT_TIMEOUT,
+                    "{path}"
+                );
             }
             assert!(most.get() <= CONCURRENCY, "{}", most.get());
         }

@@ -214,7 +214,7 @@ pub(crate) async fn run(
     let mut count = 0;
     loop {
         tokio::select! {
-            () = drain.leaving() => break,
+            () = drain.not_ready() => break,
             Some(event) = events.recv() => controller.handle_events(event, &mut events),
             Some(hint) = hints.recv() => controller.on_hint(hint),
             Some(reply) = refreshes.recv() => controller.refresh_local(reply, &mut refreshes),

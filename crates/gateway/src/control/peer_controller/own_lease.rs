@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::control::internal_client::{InternalClient, InternalRequest, InternalTarget};
-use crate::local_identity::KeptBy;
+use crate::local_identity::LeaseRenewer;
 use crate::state::GatewayState;
 
 /// The timeout of a request to the local server, and the pause between two annotations.
@@ -153,21 +153,21 @@ impl OwnLease {
                 (Method::PUT, path, lease)
             }
             LeaseAction::LeaveAlone { .. } => {
-                self.set_kept_by(KeptBy::KubeApiserver);
+                self.set_renewed_by(LeaseRenewer::KubeApiserver);
                 self.status.succeeded(Activity::KeepLease);
                 return self.annotate(path, served);
             }
             LeaseAction::Wait { .. } => return self.annotate(path, served),
         };
-        self.set_kept_by(KeptBy::Skewbridge);
+        self.set_renewed_by(LeaseRenewer::Skewbridge);
         self.write_for_server(method, path, lease.to_json(), leases);
     }
 
-    fn set_kept_by(&self, kept_by: KeptBy) {
+    fn set_renewed_by(&self, renewed_by: LeaseRenewer) {
         if let Some(cluster_handle) = &self.client.bridge.cluster_handle
-            && cluster_handle.local.kept_by() != kept_by
+            && cluster_handle.local.renewed_by() != renewed_by
         {
-            cluster_handle.local.set_kept_by(kept_by);
+            cluster_handle.local.set_renewed_by(renewed_by);
         }
     }
 
@@ -341,13 +341,13 @@ impl OwnLease {
             };
             lease_check_done.store(true, Ordering::Relaxed);
             if let (true, Some(cluster_handle)) = (has_lease, &client.bridge.cluster_handle) {
-                let doubt = format!(
+                let mismatch_reason = format!(
                     "the kube-apiserver behind this bridge renews another identity Lease than \
                      {identity}: set --apiserver-identity, or the host name of the server; \
                      the other Leases are {other_leases}"
                 );
-                tracing::warn!(%identity, flag = "--apiserver-identity", "{doubt}");
-                cluster_handle.local.set_doubt(doubt);
+                tracing::warn!(%identity, flag = "--apiserver-identity", "{mismatch_reason}");
+                cluster_handle.local.set_mismatch_reason(mismatch_reason);
             }
         }));
     }

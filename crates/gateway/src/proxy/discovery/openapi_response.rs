@@ -131,7 +131,7 @@ impl MergedResponse {
             metrics.fallback(Fallback::NotMerged);
             if head.status == StatusCode::NOT_FOUND {
                 // A peer is known to have the document.
-                return Err(error_response::later(format!(
+                return Err(error_response::retry_later(format!(
                     "{} is merged by a peer that cannot be reached now",
                     document_id.path()
                 )));
@@ -179,7 +179,7 @@ impl MergedResponse {
                 }
                 Some(_) => {
                     headers.insert(CACHE_CONTROL, HeaderValue::from_static("public, immutable"));
-                    headers.insert(EXPIRES, http_date::in_a_year());
+                    headers.insert(EXPIRES, http_date::one_year_from_now());
                 }
                 None => {}
             }

@@ -24,12 +24,12 @@ fn all_key_algorithms_are_loaded_in_all_encodings() {
         assert_eq!(loaded.certified.cert.len(), 1, "{name}");
     }
     let rsa = Generated::generate_for(&rcgen::PKCS_RSA_SHA256).unwrap();
-    let pkcs1 = armour("RSA PRIVATE KEY", inside_pkcs8(rsa.serialized_der()));
+    let pkcs1 = to_pem("RSA PRIVATE KEY", inside_pkcs8(rsa.serialized_der()));
     dir.pair("pkcs1", self_signed(&rsa), &pkcs1).load().unwrap();
     let ec = Generated::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
-    let sec1 = armour("EC PRIVATE KEY", inside_pkcs8(ec.serialized_der()));
+    let sec1 = to_pem("EC PRIVATE KEY", inside_pkcs8(ec.serialized_der()));
     // OpenSSL writes the curve in front of the key.
-    let sec1 = format!("{}{sec1}", armour("EC PARAMETERS", &[6, 0]));
+    let sec1 = format!("{}{sec1}", to_pem("EC PARAMETERS", &[6, 0]));
     dir.pair("sec1", self_signed(&ec), &sec1).load().unwrap();
 }
 
@@ -91,7 +91,7 @@ fn errors_of_certificate_files_name_the_actual_content() {
             "a BEGIN line is damaged",
         ),
         (
-            armour("CERTIFICATE", b"no DER").into(),
+            to_pem("CERTIFICATE", b"no DER").into(),
             "certificate 1 in it cannot be read",
         ),
     ];
@@ -117,14 +117,14 @@ fn errors_of_key_files_name_the_actual_content() {
             self_signed(&key),
             "but a certificate; two files may be swapped",
         ),
-        (armour("ENCRYPTED PRIVATE KEY", b"x"), "openssl pkey"),
+        (to_pem("ENCRYPTED PRIVATE KEY", b"x"), "openssl pkey"),
         (old_form, "openssl pkey"),
         (
-            armour("OPENSSH PRIVATE KEY", b"x"),
+            to_pem("OPENSSH PRIVATE KEY", b"x"),
             "but PEM of another kind",
         ),
         (
-            armour("PRIVATE KEY", b"x"),
+            to_pem("PRIVATE KEY", b"x"),
             "the private key cannot be used",
         ),
     ];
@@ -180,14 +180,14 @@ fn a_bundle_has_all_certificates_and_the_shortest_validity() {
     assert_eq!(bundle.certificates.len(), 2);
     assert_eq!(bundle.roots.len(), 2);
     // 2030-01-01 and 2035-01-01.
-    assert_eq!(bundle.not_before, moment(1_893_456_000));
-    assert_eq!(bundle.not_after, moment(2_051_222_400));
+    assert_eq!(bundle.not_before, system_time(1_893_456_000));
+    assert_eq!(bundle.not_after, system_time(2_051_222_400));
 }
 
 #[test]
 fn an_untimely_certificate_loads_and_says_so() {
     let day = Duration::from_hours(24);
-    let start = moment(1_000_000_000);
+    let start = system_time(1_000_000_000);
     let at = |now| validity_error(start, start + day, now);
     assert_eq!(at(start), None);
     assert_eq!(at(start + day), None);
@@ -259,7 +259,7 @@ fn inside_pkcs8(der: &[u8]) -> &[u8] {
     element(rest).0
 }
 
-fn armour(label: &str, der: &[u8]) -> String {
+fn to_pem(label: &str, der: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
     for chunk in der.chunks(3) {

@@ -168,9 +168,9 @@ proptest! {
 
 /// A hand-made header.
 fn header(name: &[u8], kind: u8, size: i64, change: impl FnOnce(&mut Bytes)) -> Vec<u8> {
-    let mut block = [0; BLOCK];
+    let mut block = [0; BLOCK_BYTES];
     block[..name.len()].copy_from_slice(name);
-    block[block::TYPE] = kind;
+    block[block::TYPE_OFFSET] = kind;
     block::write_number(&mut block[block::SIZE], size);
     change(&mut block);
     block::seal(&mut block);
@@ -242,8 +242,8 @@ fn old_directories_are_files_with_a_trailing_slash() {
 
 #[test]
 fn unreadable_archives_are_rejected_with_the_reason() {
-    let long = i64::try_from(MAX_NAME).unwrap() + 1;
-    let records = i64::try_from(MAX_PAX).unwrap() + 1;
+    let long = i64::try_from(MAX_NAME_BYTES).unwrap() + 1;
+    let records = i64::try_from(MAX_PAX_BYTES).unwrap() + 1;
     let mut broken = plain(b"a", b'0', 0);
     broken[0] = b'b';
     let rows: [(Vec<u8>, Violation); 13] = [
@@ -269,14 +269,14 @@ fn unreadable_archives_are_rejected_with_the_reason() {
             plain(b"a", b'L', long),
             Violation::TooLong {
                 what: "name",
-                limit: MAX_NAME,
+                limit: MAX_NAME_BYTES,
             },
         ),
         (
             plain(b"a", b'x', records),
             Violation::TooLong {
                 what: "pax header",
-                limit: MAX_PAX,
+                limit: MAX_PAX_BYTES,
             },
         ),
         (
@@ -285,7 +285,7 @@ fn unreadable_archives_are_rejected_with_the_reason() {
         ),
         // A single zero block is not the end.
         (
-            [vec![0; BLOCK], plain(b"a", b'0', 0)].concat(),
+            [vec![0; BLOCK_BYTES], plain(b"a", b'0', 0)].concat(),
             Violation::Checksum { at: 512 },
         ),
     ];
@@ -304,12 +304,12 @@ fn an_endless_chain_of_extension_headers_is_rejected() {
     ]
     .concat();
 
-    let archive = one.repeat(MAX_PAX / one.len() + 2);
+    let archive = one.repeat(MAX_PAX_BYTES / one.len() + 2);
     assert_eq!(
         read(&archive, &[usize::MAX]),
         [Parsed::Error(Violation::TooLong {
             what: "header",
-            limit: MAX_PAX,
+            limit: MAX_PAX_BYTES,
         })]
     );
 }
@@ -321,6 +321,6 @@ fn an_archive_without_its_end_marker_is_incomplete() {
         let mut reader = Reader::new();
         let mut piece = &whole[..cut];
         while reader.next(&mut piece).unwrap().is_some() {}
-        assert_eq!(reader.is_complete(), cut >= 3 * BLOCK, "{cut}");
+        assert_eq!(reader.is_complete(), cut >= 3 * BLOCK_BYTES, "{cut}");
     }
 }

@@ -114,7 +114,7 @@ mod tests {
                 "start the kube-apiserver",
             ),
             (
-                "cannot connect to 10.0.0.1:6443: no answer within 10 s",
+                "cannot connect to 10.0.0.1:6443: no response within 10 s",
                 url,
                 "check that the kube-apiserver runs there",
             ),
