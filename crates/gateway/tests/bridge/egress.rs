@@ -554,7 +554,8 @@ async fn a_proxy_that_refuses_is_reported_with_its_status() {
 #[tokio::test]
 async fn a_server_that_is_not_an_http_proxy_is_reported() {
     let expected = format!(
-        "sent an invalid HTTP/1.1 response to CONNECT {PUBLISHED_ADDRESS}: it does not begin with HTTP/1."
+        "sent an invalid HTTP/1.1 response to CONNECT {PUBLISHED_ADDRESS}: it does not begin with \
+         HTTP/1."
     );
     assert_reported(ProxyBehavior::Say(b"220 mail.example ESMTP\r\n"), &expected).await;
 }

@@ -234,7 +234,7 @@ fn escaping_names_are_rejected_and_nothing_is_written_outside() {
         (
             "a hard link to a symlink",
             Archive::of_top().link(Kind::HardLink, "top/link", "top/was"),
-            "no file",
+            "not a regular file",
         ),
         (
             "a directory that becomes a file",
