@@ -111,7 +111,7 @@ impl ExecProxy {
     }
 
     /// Sets the longest body that is buffered for modifiers, instead of
-    /// [`BODY_LIMIT`](crate::forward::BODY_LIMIT).
+    /// [`DEFAULT_MAX_BODY_BYTES`](crate::forward::DEFAULT_MAX_BODY_BYTES).
     #[must_use]
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = Some(bytes);

@@ -58,7 +58,7 @@ impl WatchEnd {
 }
 
 impl EarlyEnd for WatchEnd {
-    fn passed(&mut self, bytes: &[u8]) {
+    fn on_forwarded(&mut self, bytes: &[u8]) {
         self.events.passed(bytes);
     }
 
@@ -215,11 +215,11 @@ mod tests {
     async fn a_watch_does_not_end_within_an_event() {
         let (trigger, drain) = drain_channel();
         let mut end = WatchEnd::new(&drain, 0, &response_headers("application/json"));
-        end.passed(b"{\"type\":\"AD");
+        end.on_forwarded(b"{\"type\":\"AD");
         trigger.drain(Duration::ZERO);
         let polled = poll_fn(|cx| Poll::Ready(end.poll_end(cx))).await;
         assert!(polled.is_pending());
-        end.passed(b"DED\"}\n");
+        end.on_forwarded(b"DED\"}\n");
         timeout(TEST_TIMEOUT, poll_fn(|cx| end.poll_end(cx)))
             .await
             .unwrap();

@@ -1,5 +1,5 @@
-//! Bodies of requests and responses: frames as they arrive, never collected. Only the beginning
-//! of a response is held back where another server could still be asked for it.
+//! Request and response bodies as streams of frames. Only the start of a response is buffered, while
+//! the request can still be retried on another server.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -30,13 +30,13 @@ impl std::fmt::Debug for Frame {
     }
 }
 
-/// Why a body did not arrive whole.
+/// Why a body is incomplete.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum BodyError {
-    /// The client went away, or sent something that is no body.
+    /// The client disconnected, or sent an invalid body.
     #[error("the client's body ended early: {0}")]
     Client(String),
-    /// The server went away, or sent something that is no body.
+    /// Upstream disconnected, or sent an invalid body.
     #[error("upstream's answer ended early: {0}")]
     Upstream(String),
     /// The server sent something that is not HTTP.
@@ -44,11 +44,11 @@ pub enum BodyError {
     Malformed(String),
 }
 
-/// What polling a body gives: `None` is its end.
+/// Result of polling a body; `None` is the end.
 pub type PollFrame = Poll<Option<Result<Frame, BodyError>>>;
 
-/// The next frame of an HTTP/2 stream of either side. The caller has room for it: until then
-/// the sender's window is held.
+/// The next frame of an HTTP/2 stream. Releases flow-control credit, so call it only when the caller
+/// has capacity.
 pub(crate) fn poll_stream(
     stream: &mut RecvStream,
     cx: &mut Context<'_>,
@@ -76,15 +76,13 @@ pub trait BodySource: std::fmt::Debug + Send {
     /// The next frame.
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame;
 
-    /// Bytes that this body holds: those that have arrived and have not been read, and those
-    /// of the request that upstream has not taken.
+    /// Buffered bytes: received and not read yet, and of the request not sent to upstream yet.
     fn buffered(&mut self) -> usize;
 
-    /// Whether it is known that nothing more is to come.
+    /// Whether the body is known to be complete.
     fn is_done(&self) -> bool;
 
-    /// Moves the rest of the request on while the response is not read, where the same stream
-    /// carries both.
+    /// Continues sending the request while the response is not read, for a stream that carries both.
     fn poll_request(&mut self, _cx: &mut Context<'_>) {}
 }
 
@@ -108,7 +106,7 @@ impl std::fmt::Debug for RequestBody {
     }
 }
 
-/// A body that is at hand as a whole.
+/// A complete body.
 impl From<Bytes> for RequestBody {
     fn from(bytes: Bytes) -> Self {
         if bytes.is_empty() {
@@ -120,8 +118,7 @@ impl From<Bytes> for RequestBody {
 }
 
 impl RequestBody {
-    /// The next frame. The first call tells a client that waits for
-    /// `100 Continue` to go on.
+    /// The next frame. The first call sends `100 Continue` to a client that waits for it.
     pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         match self {
             Self::Empty => Poll::Ready(None),
@@ -144,7 +141,7 @@ impl RequestBody {
         }
     }
 
-    /// Whether nothing more is to come.
+    /// Whether the body is complete.
     pub fn is_done(&self) -> bool {
         match self {
             Self::Empty => true,
@@ -162,13 +159,12 @@ pub struct ResponseBody {
     early_end: Option<Box<dyn EarlyEnd>>,
 }
 
-/// Decides that a body ends before its source does, with a clean end: a watch does when the
-/// proxy drains.
+/// Ends a body cleanly before its source ends, as for a watch when the proxy drains.
 pub trait EarlyEnd: std::fmt::Debug + Send {
-    /// These bytes are on their way to the client.
-    fn passed(&mut self, bytes: &[u8]);
+    /// These bytes were forwarded to the client.
+    fn on_forwarded(&mut self, bytes: &[u8]);
 
-    /// Ready when the body is to end now. Polled only when the source has nothing to pass on.
+    /// Ready when the body must end now. Polled only when the source has no data.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 }
 
@@ -183,22 +179,22 @@ enum Source {
     Full(Bytes),
     Generated(Box<dyn ChunkProducer>),
     Stream(Box<dyn BodySource>),
-    Held(Box<Held>),
+    BufferedStart(Box<BufferedStart>),
     Failed(BodyError),
 }
 
-/// The beginning that is held back, and what follows it.
+/// The buffered start of a body, and the rest.
 #[derive(Debug)]
-struct Held {
+struct BufferedStart {
     frames: VecDeque<Frame>,
     rest: Source,
 }
 
-/// Frames that are held back at most: each costs memory, however small it is.
-const MAX_HELD_FRAMES: usize = 64;
+/// Maximum number of buffered frames: each has a memory overhead.
+const MAX_BUFFERED_FRAMES: usize = 64;
 
-/// How long anything is held back. A slower response is passed on as it arrives.
-const MAX_HOLD_TIME: Duration = Duration::from_secs(1);
+/// Maximum time for which the start is buffered. A slower response is forwarded as it arrives.
+const MAX_BUFFERING_TIME: Duration = Duration::from_secs(1);
 
 impl ResponseBody {
     /// Nothing.
@@ -220,7 +216,7 @@ impl ResponseBody {
         Self::from(Source::Generated(Box::new(producer)))
     }
 
-    /// A body that was cut.
+    /// A body that failed.
     pub(crate) fn failed(error: BodyError) -> Self {
         Self::from(Source::Failed(error))
     }
@@ -230,18 +226,18 @@ impl ResponseBody {
         Self::from(Source::Stream(Box::new(body)))
     }
 
-    /// Lets `end` end it before its source does.
+    /// Ends the body early when `end` is ready.
     pub fn end_early(&mut self, end: impl EarlyEnd + 'static) {
         self.early_end = Some(Box::new(end));
     }
 
-    /// Holds the beginning back until the end has arrived, or `limit` bytes and a frame more,
-    /// or until [`MAX_HOLD_TIME`] has passed.
-    pub async fn hold_beginning(mut self, limit: usize) -> Result<Self, BodyError> {
+    /// Buffers the start of the body until it is complete, exceeds `limit` bytes by a frame, or
+    /// [`MAX_BUFFERING_TIME`] has passed.
+    pub async fn buffer_start(mut self, limit: usize) -> Result<Self, BodyError> {
         let mut frames = VecDeque::new();
         let mut bytes = 0;
-        let until = Instant::now() + MAX_HOLD_TIME;
-        while bytes < limit && frames.len() < MAX_HELD_FRAMES {
+        let until = Instant::now() + MAX_BUFFERING_TIME;
+        while bytes < limit && frames.len() < MAX_BUFFERED_FRAMES {
             let Ok(next) = timeout_at(until, poll_fn(|cx| self.poll_frame(cx))).await else {
                 break;
             };
@@ -256,12 +252,12 @@ impl ResponseBody {
         }
         if !frames.is_empty() {
             let rest = std::mem::replace(&mut self.source, Source::Empty);
-            self.source = Source::Held(Box::new(Held { frames, rest }));
+            self.source = Source::BufferedStart(Box::new(BufferedStart { frames, rest }));
         }
         Ok(self)
     }
 
-    /// All of it, if it is not longer than `limit`.
+    /// Collects a body of at most `limit` bytes.
     pub async fn collect(mut self, limit: usize) -> Result<Bytes, BodyError> {
         let mut whole = BytesMut::new();
         while let Some(frame) = poll_fn(|cx| self.poll_frame(cx)).await {
@@ -276,9 +272,9 @@ impl ResponseBody {
         Ok(whole.freeze())
     }
 
-    /// Whether these words are in the beginning that is held back.
-    pub fn beginning_contains(&self, words: &[u8]) -> bool {
-        let Source::Held(held) = &self.source else {
+    /// Whether the buffered start contains these bytes.
+    pub fn buffered_start_contains(&self, words: &[u8]) -> bool {
+        let Source::BufferedStart(held) = &self.source else {
             return false;
         };
         let mut text = Vec::new();
@@ -294,9 +290,9 @@ impl ResponseBody {
     pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         let polled = self.source.poll_frame(cx);
         if let Some(end) = &mut self.early_end {
-            // What has arrived is passed on first.
+            // Received data is forwarded before an early end.
             if let Poll::Ready(Some(Ok(Frame::Data(data)))) = &polled {
-                end.passed(data);
+                end.on_forwarded(data);
             } else if polled.is_pending() && end.poll_end(cx).is_ready() {
                 self.source = Source::Empty;
                 return Poll::Ready(None);
@@ -305,25 +301,27 @@ impl ResponseBody {
         polled
     }
 
-    /// Moves the rest of the request on while the client does not take the answer, and
-    /// drops it where upstream does not want it any more.
+    /// Continues sending the request while the client does not read the response. Drops the rest of the
+    /// request if upstream no longer reads it.
     pub fn poll_request(&mut self, cx: &mut Context<'_>) {
         if let Source::Stream(body) = &mut self.source {
             body.poll_request(cx);
         }
     }
 
-    /// Bytes that have arrived for the client and have not been read, and those of the
-    /// request that upstream has not taken.
+    /// Buffered bytes: received for the client and not read, and of the request not sent to upstream.
     pub fn buffered(&mut self) -> usize {
         self.source.buffered()
     }
 
-    /// Whether it is known that nothing more is to come.
+    /// Whether the body is known to be complete.
     pub fn is_done(&self) -> bool {
         match &self.source {
             Source::Empty => true,
-            Source::Full(_) | Source::Held(_) | Source::Generated(_) | Source::Failed(_) => false,
+            Source::Full(_)
+            | Source::BufferedStart(_)
+            | Source::Generated(_)
+            | Source::Failed(_) => false,
             Source::Stream(body) => body.is_done(),
         }
     }
@@ -336,7 +334,7 @@ impl std::fmt::Debug for Source {
             Self::Full(bytes) => write!(f, "Full({} bytes)", bytes.len()),
             Self::Generated(_) => f.write_str("Generated"),
             Self::Stream(_) => f.write_str("Stream"),
-            Self::Held(held) => held.fmt(f),
+            Self::BufferedStart(held) => held.fmt(f),
             Self::Failed(error) => error.fmt(f),
         }
     }
@@ -348,7 +346,7 @@ impl Source {
             Self::Empty | Self::Generated(_) | Self::Failed(_) => 0,
             Self::Full(bytes) => bytes.len(),
             Self::Stream(body) => body.buffered(),
-            Self::Held(held) => {
+            Self::BufferedStart(held) => {
                 let frames = held.frames.iter().map(|frame| match frame {
                     Frame::Data(data) => data.len(),
                     Frame::Trailers(_) => 0,
@@ -371,7 +369,7 @@ impl Source {
                 .map(|chunk| chunk.map(|data| Ok(Frame::Data(data)))),
             Self::Stream(body) => body.poll_frame(cx),
             Self::Failed(error) => Poll::Ready(Some(Err(error.clone()))),
-            Self::Held(held) => {
+            Self::BufferedStart(held) => {
                 let frame = held.frames.pop_front();
                 if held.frames.is_empty() {
                     *self = std::mem::replace(&mut held.rest, Self::Empty);
@@ -400,7 +398,7 @@ mod tests {
 
     fn pieces(words: &[&'static str]) -> ResponseBody {
         let frames = words.iter().map(|word| Frame::Data(Bytes::from(*word)));
-        ResponseBody::from(Source::Held(Box::new(Held {
+        ResponseBody::from(Source::BufferedStart(Box::new(BufferedStart {
             frames: frames.collect(),
             rest: Source::Full(Bytes::from("end")),
         })))
@@ -419,25 +417,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_held_back_comes_in_order_and_once() {
+    async fn buffered_frames_are_returned_in_order_and_once() {
         for limit in [0, 1, 3, 4, 100] {
-            let body = pieces(&["one", "two"]).hold_beginning(limit).await.unwrap();
+            let body = pieces(&["one", "two"]).buffer_start(limit).await.unwrap();
             assert_eq!(read(body).await, ["one", "two", "end"], "{limit}");
         }
-        let nothing = ResponseBody::empty().hold_beginning(100).await.unwrap();
+        let nothing = ResponseBody::empty().buffer_start(100).await.unwrap();
         assert!(nothing.is_done());
     }
 
     #[tokio::test]
-    async fn no_more_is_held_back_than_allowed() {
+    async fn buffering_stops_at_the_limit() {
         let held = |body: ResponseBody| match body.source {
-            Source::Held(held) => held.frames.len(),
+            Source::BufferedStart(held) => held.frames.len(),
             _ => 0,
         };
-        let words = vec!["x"; 2 * MAX_HELD_FRAMES];
+        let words = vec!["x"; 2 * MAX_BUFFERED_FRAMES];
         assert_eq!(
-            held(pieces(&words).hold_beginning(usize::MAX).await.unwrap()),
-            MAX_HELD_FRAMES
+            held(pieces(&words).buffer_start(usize::MAX).await.unwrap()),
+            MAX_BUFFERED_FRAMES
         );
     }
 }

@@ -1,5 +1,5 @@
-//! Bytes that a server holds for its clients: one budget for the process, one for each
-//! connection, and which stalled streams are reset when a budget is exceeded.
+//! Memory that a server buffers for its clients: a budget for the process and one per connection, and
+//! the choice of stalled streams that are reset when a budget is exceeded.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -10,20 +10,20 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// What a connection that has not authenticated may have buffered. Its flow-control
-/// window is 64 KiB; the rest is room for request bodies that are kept for a second try.
+/// Buffer limit of an unauthenticated connection. Its flow-control window is 64 KiB; the rest is for
+/// request bodies that are kept for a retry.
 const UNAUTHENTICATED_CONNECTION_BYTES: usize = 512 * 1024;
 
-/// What a connection that has authenticated may have buffered: the sum of all its
-/// flow-control windows (4 MiB of request bodies, 100 answers of 128 KiB with 64 KiB of
-/// output and one frame each) and of 256 KiB for each second try is below it.
+/// Buffer limit of an authenticated connection. It exceeds the sum of its flow-control windows (4 MiB of
+/// request bodies, 100 responses of 128 KiB with 64 KiB of output and one frame each) and of 256 KiB per
+/// retry.
 const AUTHENTICATED_CONNECTION_BYTES: usize = 64 * 1024 * 1024;
 
 /// How often the bytes of a stalled stream are counted.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A client that has not authenticated makes progress when it takes, or sends, this much.
-/// A byte now and then would hold the buffers for ever.
+/// An unauthenticated client must read or send this much to count as making progress: single bytes would
+/// otherwise occupy the buffers indefinitely.
 const UNAUTHENTICATED_PROGRESS_BYTES: u64 = 4 * 1024;
 
 /// A stalled stream of an authenticated client is reset only after this time, and only
@@ -31,22 +31,22 @@ const UNAUTHENTICATED_PROGRESS_BYTES: u64 = 4 * 1024;
 /// (garbage collection, a suspended terminal) are shorter or last until a person returns.
 const AUTHENTICATED_EVICTION_AGE: Duration = Duration::from_secs(30);
 
-/// How often streams are chosen for eviction: the choice looks at all stalled streams.
+/// Interval between eviction runs: each run visits all stalled streams.
 const EVICTION_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Why a stream was reset, or its connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Eviction {
-    /// The client took, or sent, nothing for too long.
+    /// The client neither read nor sent data for too long.
     TimedOut,
-    /// The process holds more than its budget, or the connection more than its own.
+    /// The buffers exceed the budget of the process or of the connection.
     OverBudget,
 }
 
 /// Counts what a budget holds and evicts.
 pub trait BufferMetrics: std::fmt::Debug + Send + Sync {
     /// The process holds this many bytes more, or less.
-    fn held_changed(&self, by: i64);
+    fn buffered_bytes_changed(&self, by: i64);
 
     /// A stream was reset.
     fn evicted(&self, eviction: Eviction);
@@ -54,7 +54,7 @@ pub trait BufferMetrics: std::fmt::Debug + Send + Sync {
 
 /// Whether the client of a connection has proved an identity.
 pub trait ClientAuthentication: std::fmt::Debug + Send + Sync {
-    /// It never goes back to false.
+    /// Never changes back to false.
     fn is_authenticated(&self) -> bool;
 }
 
@@ -63,7 +63,7 @@ pub trait ClientAuthentication: std::fmt::Debug + Send + Sync {
 pub struct BufferBudget {
     limit: usize,
     unauthenticated_stall_timeout: Duration,
-    held: AtomicUsize,
+    buffered_bytes: AtomicUsize,
     stalled: Mutex<StalledStreams>,
     metrics: Option<Box<dyn BufferMetrics>>,
 }
@@ -79,25 +79,25 @@ impl BufferBudget {
         Arc::new(Self {
             limit: max_bytes,
             unauthenticated_stall_timeout,
-            held: AtomicUsize::new(0),
+            buffered_bytes: AtomicUsize::new(0),
             stalled: Mutex::default(),
             metrics,
         })
     }
 
-    fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+    fn buffered_bytes(&self) -> usize {
+        self.buffered_bytes.load(Ordering::Relaxed)
     }
 
     fn change(&self, from: usize, to: usize) {
         if to >= from {
-            self.held.fetch_add(to - from, Ordering::Relaxed);
+            self.buffered_bytes.fetch_add(to - from, Ordering::Relaxed);
         } else {
-            self.held.fetch_sub(from - to, Ordering::Relaxed);
+            self.buffered_bytes.fetch_sub(from - to, Ordering::Relaxed);
         }
         if let Some(metrics) = &self.metrics {
             let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
-            metrics.held_changed(signed(to) - signed(from));
+            metrics.buffered_bytes_changed(signed(to) - signed(from));
         }
     }
 
@@ -108,13 +108,13 @@ impl BufferBudget {
 
 /// The limits of one client connection.
 #[derive(Debug, Clone)]
-pub struct ClientLimits(Option<Arc<Limited>>);
+pub struct ClientLimits(Option<Arc<ConnectionBudget>>);
 
 #[derive(Debug)]
-struct Limited {
+struct ConnectionBudget {
     client: Arc<dyn ClientAuthentication>,
     budget: Arc<BufferBudget>,
-    held: AtomicUsize,
+    buffered_bytes: AtomicUsize,
 }
 
 impl ClientLimits {
@@ -126,10 +126,10 @@ impl ClientLimits {
 
     /// A connection whose bytes count against `budget`.
     pub fn new(client: Arc<dyn ClientAuthentication>, budget: Arc<BufferBudget>) -> Self {
-        Self(Some(Arc::new(Limited {
+        Self(Some(Arc::new(ConnectionBudget {
             client,
             budget,
-            held: AtomicUsize::new(0),
+            buffered_bytes: AtomicUsize::new(0),
         })))
     }
 
@@ -140,7 +140,7 @@ impl ClientLimits {
             .is_none_or(|limited| limited.client.is_authenticated())
     }
 
-    /// How long the client may take nothing of an answer that waits for it.
+    /// How long the client may leave a pending response unread.
     pub fn stall_timeout(&self, authenticated: Duration) -> Duration {
         match &self.0 {
             Some(limited) if !limited.client.is_authenticated() => {
@@ -150,14 +150,14 @@ impl ClientLimits {
         }
     }
 
-    /// How long the client may send nothing of a request body that upstream waits for.
+    /// How long the client may pause while upstream waits for the request body.
     pub fn request_body_timeout(&self) -> Option<Duration> {
         let limited = self.0.as_ref()?;
         let unauthenticated = !limited.client.is_authenticated();
         unauthenticated.then_some(limited.budget.unauthenticated_stall_timeout)
     }
 
-    /// Nothing yet, to be added to.
+    /// An empty reservation.
     pub fn reservation(&self) -> Reservation {
         Reservation {
             limits: self.clone(),
@@ -173,12 +173,12 @@ impl ClientLimits {
     }
 }
 
-impl Limited {
+impl ConnectionBudget {
     fn change(&self, from: usize, to: usize) {
         if to >= from {
-            self.held.fetch_add(to - from, Ordering::Relaxed);
+            self.buffered_bytes.fetch_add(to - from, Ordering::Relaxed);
         } else {
-            self.held.fetch_sub(from - to, Ordering::Relaxed);
+            self.buffered_bytes.fetch_sub(from - to, Ordering::Relaxed);
         }
         self.budget.change(from, to);
     }
@@ -206,8 +206,8 @@ impl Reservation {
             return true;
         };
         let budget = &limited.budget;
-        if budget.held() + bytes > budget.limit
-            || limited.held.load(Ordering::Relaxed) + bytes > limited.connection_limit()
+        if budget.buffered_bytes() + bytes > budget.limit
+            || limited.buffered_bytes.load(Ordering::Relaxed) + bytes > limited.connection_limit()
         {
             return false;
         }
@@ -216,7 +216,7 @@ impl Reservation {
         true
     }
 
-    /// The bytes are gone.
+    /// Releases all bytes.
     pub fn clear(&mut self) {
         self.set(0);
     }
@@ -235,26 +235,26 @@ impl Drop for Reservation {
     }
 }
 
-/// What a stalled stream holds at one moment.
+/// Buffered bytes of a stalled stream, and the cause of the stall.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
     /// Bytes in its buffers.
     pub bytes: usize,
-    /// Whether it is the client that has to move.
+    /// Whether the stream waits for the client.
     pub waits_for_client: bool,
 }
 
-/// Watches one stream that waits. It costs nothing until something has to wait, and a
-/// stream that waits for less than [`SAMPLE_INTERVAL`] is not counted.
+/// Detects a stalled stream. It has no cost until the stream waits, and a stream that waits for less than
+/// [`SAMPLE_INTERVAL`] is not counted.
 #[derive(Debug)]
 pub struct StallGuard<'a> {
     limits: &'a ClientLimits,
     timeout: Option<Duration>,
-    waiting: Option<Waiting>,
+    waiting: Option<StallTimer>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct StallTimer {
     timer: Pin<Box<Sleep>>,
     since: Instant,
     progress: u64,
@@ -271,8 +271,8 @@ impl<'a> StallGuard<'a> {
         }
     }
 
-    /// To be asked while the stream waits; ready when it is to be reset. `progress` is
-    /// how many bytes the client has moved so far.
+    /// Polled while the stream waits; ready when the stream must be reset. `progress` is the number of bytes
+    /// that the client has sent or read so far.
     pub fn poll_evicted(
         &mut self,
         progress: u64,
@@ -287,7 +287,7 @@ impl<'a> StallGuard<'a> {
         let first = SAMPLE_INTERVAL.min(self.timeout.unwrap_or(SAMPLE_INTERVAL));
         let waiting = self.waiting.get_or_insert_with(|| {
             let since = Instant::now();
-            Waiting {
+            StallTimer {
                 timer: Box::pin(sleep_until(since + first)),
                 since,
                 progress,
@@ -330,13 +330,13 @@ impl<'a> StallGuard<'a> {
         }
     }
 
-    /// Nothing waits any more.
+    /// The stream no longer waits.
     pub fn over(&mut self) {
         self.waiting = None;
     }
 }
 
-/// A stalled stream's place among those that can be evicted.
+/// The registration of a stalled stream as a candidate for eviction.
 #[derive(Debug)]
 struct Entry {
     reservation: Reservation,
@@ -361,11 +361,11 @@ impl Entry {
         let Some(limited) = &self.reservation.limits.0 else {
             return false;
         };
-        if limited.held.load(Ordering::Relaxed) > limited.connection_limit() {
+        if limited.buffered_bytes.load(Ordering::Relaxed) > limited.connection_limit() {
             return true;
         }
         let budget = &limited.budget;
-        let excess = budget.held().saturating_sub(budget.limit);
+        let excess = budget.buffered_bytes().saturating_sub(budget.limit);
         budget.lock().update(self.id, bytes, excess, now)
     }
 }
@@ -381,13 +381,13 @@ impl Drop for Entry {
 /// The stalled streams of the process, oldest first.
 #[derive(Debug, Default)]
 struct StalledStreams {
-    streams: BTreeMap<u64, Stalled>,
+    streams: BTreeMap<u64, StalledStream>,
     next: u64,
     chosen: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Stalled {
+struct StalledStream {
     bytes: usize,
     authenticated: bool,
     since: Instant,
@@ -397,7 +397,7 @@ struct Stalled {
 impl StalledStreams {
     fn add(&mut self, authenticated: bool, since: Instant) -> u64 {
         self.next += 1;
-        let stalled = Stalled {
+        let stalled = StalledStream {
             bytes: 0,
             authenticated,
             since,
@@ -407,7 +407,7 @@ impl StalledStreams {
         self.next
     }
 
-    /// Whether this stream is to be reset, where all together hold `excess` too much.
+    /// Whether this stream must be reset while the process exceeds its budget by `excess` bytes.
     fn update(&mut self, id: u64, bytes: usize, excess: usize, now: Instant) -> bool {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.bytes = bytes;
@@ -422,8 +422,8 @@ impl StalledStreams {
         self.streams.get(&id).is_some_and(|stream| stream.evicted)
     }
 
-    /// Marks streams until they make up for the excess: unauthenticated ones first, and
-    /// among each kind those that have waited longest.
+    /// Marks streams for eviction until their bytes cover the excess: unauthenticated ones first, then the
+    /// longest stalled.
     fn evict(&mut self, excess: usize, now: Instant) {
         let going = self.streams.values().filter(|stream| stream.evicted);
         let mut freed: usize = going.map(|stream| stream.bytes).sum();
@@ -476,8 +476,7 @@ mod tests {
         BufferBudget::new(limit, STALL, None)
     }
 
-    /// Which of these streams, given as (authenticated, seconds stalled, MiB), are reset
-    /// when there is this much too much.
+    /// The indexes of the streams (authenticated, seconds stalled, MiB) that are evicted for this excess.
     fn evicted(streams: &[(bool, u64, usize)], excess: usize) -> Vec<usize> {
         let start = Instant::now();
         let longest = streams.iter().map(|(_, age, _)| *age).max().unwrap_or(0);
@@ -500,15 +499,15 @@ mod tests {
         for (streams, excess, expected) in [
             // No excess, no eviction.
             (&[(false, 5, 1)][..], 0, &[][..]),
-            // The oldest alone makes up for it.
+            // The oldest covers the excess alone.
             (&[(false, 9, 2), (false, 5, 2)], 1, &[0]),
             (&[(false, 9, 2), (false, 5, 2)], 3, &[0, 1]),
-            // Authenticated streams stay, however old, while strangers make up for it.
+            // Authenticated streams stay while unauthenticated ones cover the excess.
             (&[(true, 500, 8), (false, 1, 2), (false, 0, 2)], 2, &[1]),
-            // They go after all strangers, oldest first, and only after a while.
+            // They follow after all unauthenticated streams, oldest first, and only after the minimum age.
             (&[(true, 500, 4), (true, 400, 4), (false, 1, 2)], 5, &[0, 2]),
             (&[(true, 29, 8), (false, 1, 2)], 5, &[1]),
-            // A stream that holds nothing gains nothing.
+            // Evicting a stream without buffered bytes frees nothing.
             (&[(false, 9, 0), (false, 5, 1)], 1, &[1]),
         ] {
             assert_eq!(evicted(streams, excess), expected, "{streams:?} {excess}");
@@ -516,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_to_be_freed_is_not_asked_for_twice() {
+    fn pending_evictions_are_not_counted_twice() {
         let now = Instant::now();
         let mut stalled = StalledStreams::default();
         let ids: Vec<_> = (0..3).map(|_| stalled.add(false, now)).collect();
@@ -546,7 +545,7 @@ mod tests {
         assert!(another.reservation().try_add(1));
         first.clear();
         drop((first, third));
-        assert_eq!(budget.held(), 0);
+        assert_eq!(budget.buffered_bytes(), 0);
     }
 
     #[tokio::test]
@@ -619,10 +618,10 @@ mod tests {
         let evicted = tokio::time::timeout(TEST_TIMEOUT, evicted).await;
         assert_eq!(evicted.unwrap(), Eviction::OverBudget);
         drop((one, other));
-        // Of the same connection, now that there is room: it is counted, and stays.
+        // Of the same connection, within the budget again: counted, and not evicted.
         poll_fn(|cx| {
             assert!(alone.poll_evicted(0, half, cx).is_pending());
-            match budget.held() {
+            match budget.buffered_bytes() {
                 0 => Poll::Pending,
                 _ => Poll::Ready(()),
             }
@@ -631,7 +630,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_older_of_two_stalled_streams_makes_room() {
+    async fn the_older_of_two_stalled_streams_is_evicted() {
         let budget = budget(3 * MIB / 8);
         let sample = || Sample {
             bytes: MIB / 4,
@@ -651,8 +650,8 @@ mod tests {
         let evicted = tokio::time::timeout(TEST_TIMEOUT, evicted).await;
         assert_eq!(evicted.expect("one is evicted"), Eviction::OverBudget);
         older.over();
-        assert_eq!(budget.held(), MIB / 4);
+        assert_eq!(budget.buffered_bytes(), MIB / 4);
         newer.over();
-        assert_eq!(budget.held(), 0);
+        assert_eq!(budget.buffered_bytes(), 0);
     }
 }

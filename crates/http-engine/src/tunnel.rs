@@ -1,4 +1,4 @@
-//! After 101: bytes both ways, until both directions have ended.
+//! Bidirectional copy after 101, until both directions have ended.
 
 use std::io;
 use std::pin::pin;
@@ -13,30 +13,29 @@ use tokio::time::{sleep, timeout};
 use crate::client::h1::Upgraded;
 use crate::server::ClientIo;
 
-/// As many TLS records as are read ahead: bulk would mostly wait for a system call for each.
+/// Copy buffer: the read-ahead size, so that bulk data needs few system calls.
 const BUFFER_BYTES: usize = READ_AHEAD_BYTES;
 
-/// How long a client may take for the last bytes, and to close, when the server is gone. Closing
-/// on what it still sends would reset the connection, and the last bytes with it.
+/// Timeout for a client to read the last bytes and close, after the server disconnected. Closing while it
+/// still sends would reset the connection and lose those bytes.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A direction of a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server.
-    Up,
+    ToServer,
     /// From the server to the client.
-    Down,
+    ToClient,
 }
 
 /// Copies until both directions have ended. `count` is called with the bytes that were passed on.
 /// If a stream breaks, the client's connection is still to be closed ([`CutTunnel::close`]).
 ///
-/// An end in one direction is passed on as an end in that one: exec's stdin ends long before its
-/// output. A server that no longer reads may still have much to send (a command that ends before
-/// its stdin does): what the client sends is then discarded, and the rest is sent to the client.
-/// A stream that breaks is closed without TLS's `close_notify`, so that the other end knows that
-/// it was cut.
+/// A half-close is forwarded: exec's stdin ends long before its output. A server that no longer reads may
+/// still send (a command that exits before its stdin ends): further input is discarded, and the rest of the
+/// output is forwarded. After an error the stream is closed without `close_notify`, so that the other end
+/// detects the truncation.
 pub async fn relay<Io: AsyncRead + AsyncWrite + Unpin>(
     client: ClientIo,
     input: BytesMut,
@@ -52,9 +51,9 @@ pub async fn relay<Io: AsyncRead + AsyncWrite + Unpin>(
     let upstream_ended = Notify::new();
     let ended = {
         let mut up = pin!(async {
-            let count = |bytes| count(Direction::Up, bytes);
-            match pass(&mut client_reader, &mut upstream_writer, count).await {
-                Err(Broken::Write(_)) => {
+            let count = |bytes| count(Direction::ToServer, bytes);
+            match copy(&mut client_reader, &mut upstream_writer, count).await {
+                Err(CopyError::Write(_)) => {
                     let bound = async {
                         upstream_ended.notified().await;
                         sleep(LINGER_TIMEOUT).await;
@@ -68,8 +67,8 @@ pub async fn relay<Io: AsyncRead + AsyncWrite + Unpin>(
             }
         });
         let mut down = pin!(async {
-            let count = |bytes| count(Direction::Down, bytes);
-            let ended = pass(&mut upstream_reader, &mut client_writer, count).await;
+            let count = |bytes| count(Direction::ToClient, bytes);
+            let ended = copy(&mut upstream_reader, &mut client_writer, count).await;
             upstream_ended.notify_one();
             ended
         });
@@ -85,7 +84,7 @@ pub async fn relay<Io: AsyncRead + AsyncWrite + Unpin>(
         }
     };
     drop((upstream_reader, upstream_writer, guard));
-    let Err(Broken::Read(error) | Broken::Write(error)) = ended else {
+    let Err(CopyError::Read(error) | CopyError::Write(error)) = ended else {
         return Ok(());
     };
     tracing::debug!(%error, "a tunnel was cut");
@@ -117,34 +116,34 @@ impl std::fmt::Debug for CutTunnel {
 }
 
 /// Which end of a direction has failed.
-enum Broken {
+enum CopyError {
     Read(io::Error),
     Write(io::Error),
 }
 
-/// One direction, to its end.
-async fn pass(
+/// Copies one direction until it ends.
+async fn copy(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
     count: impl Fn(usize),
-) -> Result<(), Broken> {
+) -> Result<(), CopyError> {
     let mut from = CoalescingReader::new(from);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
-        let length = from.read(&mut buffer).await.map_err(Broken::Read)?;
+        let length = from.read(&mut buffer).await.map_err(CopyError::Read)?;
         if length == 0 {
-            return to.shutdown().await.map_err(Broken::Write);
+            return to.shutdown().await.map_err(CopyError::Write);
         }
         let chunk = &buffer[..length];
-        write_chunked(to, chunk).await.map_err(Broken::Write)?;
-        to.flush().await.map_err(Broken::Write)?;
+        write_chunked(to, chunk).await.map_err(CopyError::Write)?;
+        to.flush().await.map_err(CopyError::Write)?;
         count(length);
     }
 }
 
 /// Reads one direction to its end, and drops the bytes.
-async fn discard(from: &mut (impl AsyncRead + Unpin)) -> Result<(), Broken> {
+async fn discard(from: &mut (impl AsyncRead + Unpin)) -> Result<(), CopyError> {
     let mut buffer = vec![0; BUFFER_BYTES];
-    while from.read(&mut buffer).await.map_err(Broken::Read)? > 0 {}
+    while from.read(&mut buffer).await.map_err(CopyError::Read)? > 0 {}
     Ok(())
 }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, StatusCode};
 use skewbridge_http_engine::body::{BodySource, Frame, PollFrame, RequestBody};
-use skewbridge_http_engine::client::h1::{ConnectionHome, H1Connection};
+use skewbridge_http_engine::client::h1::{ConnectionReturn, H1Connection};
 use skewbridge_http_engine::client::{ReplayBody, RetryClass, SendError, UpstreamResponse};
 use skewbridge_testkit::TEST_TIMEOUT;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
@@ -22,8 +22,8 @@ use tokio::time::timeout;
 #[derive(Debug)]
 struct NoHome;
 
-impl<Io: Send> ConnectionHome<Io> for NoHome {
-    fn give_back(&self, _: H1Connection<Io>) {}
+impl<Io: Send> ConnectionReturn<Io> for NoHome {
+    fn return_connection(&self, _: H1Connection<Io>) {}
 }
 
 fn post(length: usize) -> Parts {
@@ -165,11 +165,16 @@ async fn a_failed_write_may_have_been_processed_unless_it_was_a_part_of_one_tls_
             is_safe,
             "{accepted} of {length}: {error}"
         );
-        let expected = if is_safe { "NotProcessed" } else { "CutOff" };
+        let expected = if is_safe {
+            "NotProcessed"
+        } else {
+            "ConnectionLost"
+        };
         assert!(
             matches!(
                 (&error, expected),
-                (SendError::NotProcessed(_), "NotProcessed") | (SendError::CutOff(_), "CutOff")
+                (SendError::NotProcessed(_), "NotProcessed")
+                    | (SendError::ConnectionLost(_), "ConnectionLost")
             ),
             "{error:?}"
         );

@@ -133,7 +133,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse::duration)]
     pub(crate) idle_timeout: Duration,
     /// Maximum size of a body that a signer reads, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = skewbridge_exec_proxy::forward::BODY_LIMIT)]
+    #[arg(long, value_name = "BYTES", default_value_t = skewbridge_exec_proxy::forward::DEFAULT_MAX_BODY_BYTES)]
     pub(crate) max_signed_body: usize,
     /// Share one process between all clients of the same configuration; it outlives them
     #[arg(long)]

@@ -10,7 +10,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use skewbridge_http_engine::body::{BodyError, Frame, RequestBody, ResponseBody};
-use skewbridge_http_engine::client::h1::{ConnectionHome, H1Connection};
+use skewbridge_http_engine::client::h1::{ConnectionReturn, H1Connection};
 use skewbridge_http_engine::client::{ReplayBody, RetryClass, SendError, UpstreamResponse};
 
 use crate::error::{Error, ErrorResponse};
@@ -49,8 +49,8 @@ impl IdleConnection {
     }
 }
 
-impl ConnectionHome<Stream> for IdleConnection {
-    fn give_back(&self, mut connection: H1Connection<Stream>) {
+impl ConnectionReturn<Stream> for IdleConnection {
+    fn return_connection(&self, mut connection: H1Connection<Stream>) {
         connection.park();
         *self.lock() = Some(connection);
     }
@@ -286,10 +286,10 @@ impl Connection {
 
     fn send_error(&self, error: SendError) -> Error {
         match error {
-            SendError::BadAnswer(cause) => self.not_http(cause),
+            SendError::InvalidResponse(cause) => self.not_http(cause),
             SendError::NotProcessed(cause)
-            | SendError::GoneAway(cause)
-            | SendError::CutOff(cause)
+            | SendError::GoAway(cause)
+            | SendError::ConnectionLost(cause)
             | SendError::Client(cause) => self.connection_lost(cause),
             SendError::Connect(_) | SendError::Declined(_) => self.connection_lost(error),
         }

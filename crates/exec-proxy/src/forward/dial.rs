@@ -1,4 +1,4 @@
-//! How connections to the server are opened.
+//! Opens connections to the server.
 
 use std::fmt;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use skewbridge_k8s_api::status::Status;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ForwardError {
     #[error("{0}")]
-    NotARequest(String),
+    InvalidRequest(String),
     #[error("{0}")]
     HeadersTooLarge(String),
     #[error("CONNECT is not supported")]
@@ -27,7 +27,7 @@ pub(crate) enum ForwardError {
         "{modifier} needs the whole request body, but the memory for request bodies is exhausted: \
          too many requests with bodies are in flight"
     )]
-    NoRoom { modifier: String },
+    BodyBudgetExhausted { modifier: String },
     #[error(
         "{modifier} needs the whole body of a request, and nothing more of it has come for {} s",
         .after.as_secs()
@@ -43,9 +43,9 @@ pub(crate) enum ForwardError {
     NotProcessed(String),
     /// The server may have processed the request, and did not answer.
     #[error("the server closed the connection before it responded: {0}")]
-    CutOff(String),
+    ConnectionLost(String),
     #[error("the server's response is not valid HTTP: {0}")]
-    BadAnswer(String),
+    InvalidResponse(String),
 }
 
 /// `Retry-After` of a request that was not processed.
@@ -55,14 +55,12 @@ impl From<SendError> for ForwardError {
     fn from(error: SendError) -> Self {
         match error {
             SendError::Connect(error) => Self::Unreachable(error.to_string()),
-            SendError::NotProcessed(cause) | SendError::GoneAway(cause) => {
-                Self::NotProcessed(cause)
-            }
-            SendError::CutOff(cause) => Self::CutOff(cause),
-            SendError::BadAnswer(cause) => Self::BadAnswer(cause),
-            SendError::Client(cause) => Self::NotARequest(cause),
+            SendError::NotProcessed(cause) | SendError::GoAway(cause) => Self::NotProcessed(cause),
+            SendError::ConnectionLost(cause) => Self::ConnectionLost(cause),
+            SendError::InvalidResponse(cause) => Self::InvalidResponse(cause),
+            SendError::Client(cause) => Self::InvalidRequest(cause),
             // No response is declined here.
-            error @ SendError::Declined(_) => Self::BadAnswer(error.to_string()),
+            error @ SendError::Declined(_) => Self::InvalidResponse(error.to_string()),
         }
     }
 }
@@ -71,17 +69,17 @@ impl ForwardError {
     fn status(&self) -> Status {
         let message = self.to_string();
         match self {
-            Self::NotARequest(_) => Status::bad_request(message),
+            Self::InvalidRequest(_) => Status::bad_request(message),
             Self::HeadersTooLarge(_) => Status::header_fields_too_large(message),
             Self::StalledBody { .. } => Status::client_timeout(message),
             Self::Connect => Status::method_not_allowed(message),
             Self::BodyTooLong { .. } => Status::new(413, "RequestEntityTooLarge", message),
             Self::Modifier { .. } => Status::internal(message),
             Self::Unreachable(_) => Status::unavailable(message),
-            Self::NoRoom { .. } | Self::NotProcessed(_) => {
+            Self::BodyBudgetExhausted { .. } | Self::NotProcessed(_) => {
                 Status::service_unavailable(message, RETRY_AFTER_SECONDS)
             }
-            Self::CutOff(_) | Self::BadAnswer(_) => Status::bad_gateway(message),
+            Self::ConnectionLost(_) | Self::InvalidResponse(_) => Status::bad_gateway(message),
         }
     }
 

@@ -1,10 +1,10 @@
 //! Forwards requests of clients, changed by modifiers, to one server.
 //!
-//! It knows nothing of plugins. A [`Forwarder`] has where requests go ([`Dial`]), as which host,
-//! and the modifiers; [`serve()`] accepts clients for it, and [`ServerThread`] does so on a dedicated
-//! thread. HTTP itself is `http-engine`'s: HTTP/1.1, HTTP/2 and upgrades pass, bodies and watches
-//! as they arrive. No request that could have an effect is sent twice, and a response that is cut
-//! is cut for the client as well.
+//! Independent of plugins. A [`Forwarder`] has a [`Dial`] that opens connections, the authority of
+//! the server, and the modifiers; [`serve()`] accepts clients, and [`ServerThread`] does so on a
+//! dedicated thread. `http-engine` implements HTTP/1.1, HTTP/2 and upgrades, and streams bodies and
+//! watches. A request that could have an effect is never sent twice, and a truncated response is
+//! truncated for the client too.
 
 mod activity;
 mod body_budget;
@@ -55,10 +55,9 @@ use dial::DialConnector;
 use error::ForwardError;
 use logged_failure::LoggedFailure;
 
-/// Bodies that modifiers see are held in memory, up to this unless
-/// [`Forwarder::body_limit`] says otherwise: kube-apiserver takes no more than
-/// 3 MiB.
-pub const BODY_LIMIT: usize = 4 * 1024 * 1024;
+/// Default maximum size of a body that is buffered for modifiers; see [`Forwarder::body_limit`].
+/// kube-apiserver accepts 3 MiB.
+pub const DEFAULT_MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
 
 /// How long a modifier that needs the whole body waits for the next part of it. Memory is
 /// reserved for it meanwhile, and the client is on this machine.
@@ -70,8 +69,8 @@ const MAX_BUFFERED_BYTES: usize = 64 * 1024 * 1024;
 /// Unused HTTP/1.1 connections that are kept: client-go keeps 25 a host.
 const MAX_IDLE_CONNECTIONS: usize = 32;
 
-/// How often a request that meets GOAWAYs is sent at most, as by Go's client. A request that the
-/// server has not processed for another reason is retried once.
+/// Maximum attempts of a request that is rejected by GOAWAY, as in Go's client, and of a request that
+/// was not processed for another reason.
 const MAX_GOAWAY_ATTEMPTS: u32 = 6;
 const MAX_ATTEMPTS: u32 = 2;
 
@@ -99,19 +98,19 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Requests go where `dial` leads, for the host `authority` whatever host the client names,
-    /// and after each of `modifiers` in turn.
+    /// Sends requests over connections of `dial`, with `authority` as `Host` whatever the client sent,
+    /// after applying `modifiers` in order.
     pub fn new(
         dial: impl Dial,
         authority: Authority,
         modifiers: Vec<Box<dyn RequestModifier>>,
     ) -> Self {
-        // An authority consists of bytes that a header may have.
+        // Every byte of an authority is valid in a header value.
         let host = HeaderValue::from_str(authority.as_str())
             .unwrap_or_else(|_| HeaderValue::from_static("kubernetes"));
         let config = PoolConfig {
             max_idle_connections: MAX_IDLE_CONNECTIONS,
-            // A hardware key may have been touched for it.
+            // Opening it may have required a touch of a hardware key.
             finish_cancelled_connects: true,
             h2_stream_window_bytes: H2_STREAM_WINDOW_BYTES,
             mirrors_close: false,
@@ -122,22 +121,22 @@ impl Forwarder {
             modifiers,
             pool: Pool::new(DialConnector(Box::new(dial)), config, Arc::new(())),
             activity: Activity::default(),
-            body_limit: BODY_LIMIT,
+            body_limit: DEFAULT_MAX_BODY_BYTES,
             body_budget: BodyBudget::new(MAX_BUDGET_BYTES),
             buffers: BufferBudget::new(MAX_BUFFERED_BYTES, UNAUTHENTICATED_STALL_TIMEOUT, None),
             failures: LoggedFailure::default(),
         }
     }
 
-    /// With another limit for bodies that modifiers need to see.
+    /// Sets the maximum size of a body that is buffered for modifiers.
     #[must_use]
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
         self.total_body_limit(bytes.max(MAX_BUDGET_BYTES))
     }
 
-    /// With another limit for all such bodies together at one time. Requests for which there is
-    /// no memory wait, and are refused with a 503 Status if that takes too long.
+    /// Sets the total size of buffered bodies. Requests wait for memory, and get a 503 Status after a
+    /// timeout.
     #[must_use]
     pub fn total_body_limit(mut self, bytes: usize) -> Self {
         self.body_budget = BodyBudget::new(bytes);
@@ -206,7 +205,7 @@ impl Forwarder {
             RequestBody::Empty => Some(Bytes::new()),
             RequestBody::Stream(_) => None,
         };
-        // The original headers, should the request have to be signed again.
+        // The original headers, in case a retry has to be signed again.
         let unsigned = (!self.modifiers.is_empty()).then(|| head.headers.clone());
         self.modify(&mut head, whole_body.as_ref(), upgrade.as_ref())
             .await?;
@@ -231,7 +230,7 @@ impl Forwarder {
             let (cause, max_attempts) = match self.pool.send(&mut request, prefer).await {
                 Ok(response) => break response,
                 Err(SendError::NotProcessed(cause)) => (cause, MAX_ATTEMPTS),
-                Err(SendError::GoneAway(cause)) => (cause, MAX_GOAWAY_ATTEMPTS),
+                Err(SendError::GoAway(cause)) => (cause, MAX_GOAWAY_ATTEMPTS),
                 Err(error) => return Err(error.into()),
             };
             let can_resend = whole_body.is_some() || request.body_mut().rewind();
@@ -239,7 +238,7 @@ impl Forwarder {
                 return Err(ForwardError::NotProcessed(cause));
             }
             tracing::debug!(%cause, "a request is retried");
-            // Boxed: it happens seldom, and each watch would have room for it.
+            // Boxed: retries are rare, and every watch would carry their state.
             request = Box::pin(async {
                 if attempts > 1 {
                     sleep(FIRST_RETRY_DELAY * 2u32.pow(attempts - 2)).await;
@@ -264,7 +263,7 @@ impl Forwarder {
                 UpstreamResponse::Response(response)
             }
             UpstreamResponse::Upgraded(mut response, upgraded) => {
-                switch_headers(&mut response, upgrade);
+                set_upgrade_response_headers(&mut response, upgrade);
                 UpstreamResponse::Upgraded(response, upgraded)
             }
         })
@@ -295,7 +294,7 @@ impl Forwarder {
             None => None,
         };
         let permit = self.body_budget.acquire(length.unwrap_or(limit)).await;
-        let permit = permit.ok_or_else(|| ForwardError::NoRoom {
+        let permit = permit.ok_or_else(|| ForwardError::BodyBudgetExhausted {
             modifier: modifier.name().to_owned(),
         })?;
         match collect(body, length.unwrap_or_default(), limit).await {
@@ -309,7 +308,7 @@ impl Forwarder {
                 modifier: modifier.name().to_owned(),
                 after: BODY_IDLE_TIMEOUT,
             }),
-            Err(CollectError::Cut(cause)) => Err(ForwardError::NotARequest(cause.to_string())),
+            Err(CollectError::Body(cause)) => Err(ForwardError::InvalidRequest(cause.to_string())),
         }
     }
 
@@ -327,8 +326,8 @@ impl Forwarder {
         url.scheme = Some(Scheme::HTTPS);
         url.authority = Some(self.authority.clone());
         url.path_and_query = Some(target);
-        head.uri =
-            Uri::from_parts(url).map_err(|error| ForwardError::NotARequest(error.to_string()))?;
+        head.uri = Uri::from_parts(url)
+            .map_err(|error| ForwardError::InvalidRequest(error.to_string()))?;
         head.headers.insert(HOST, self.host.clone());
         for modifier in &self.modifiers {
             let outgoing = Outgoing {
@@ -411,7 +410,7 @@ impl Service for ConnectionService {
 }
 
 /// The headers of a 101 for the client.
-fn switch_headers(response: &mut Response<()>, requested: Option<HeaderValue>) {
+fn set_upgrade_response_headers(response: &mut Response<()>, requested: Option<HeaderValue>) {
     let chosen = response.headers().get(UPGRADE).cloned();
     let headers: &mut HeaderMap = response.headers_mut();
     forwarding_headers::remove_hop_by_hop(headers);
@@ -425,11 +424,11 @@ fn switch_headers(response: &mut Response<()>, requested: Option<HeaderValue>) {
 enum CollectError {
     TooLong,
     Stalled,
-    Cut(BodyError),
+    Body(BodyError),
 }
 
-/// All of a body, if it is not longer than `limit`. Trailers are dropped: the body is sent with
-/// its length.
+/// Buffers a body of at most `limit` bytes. Trailers are dropped: the body is sent with
+/// Content-Length.
 async fn collect(
     mut body: RequestBody,
     expected: usize,
@@ -441,7 +440,7 @@ async fn collect(
         let Some(frame) = next.map_err(|_| CollectError::Stalled)? else {
             return Ok(collected.freeze());
         };
-        if let Frame::Data(data) = frame.map_err(CollectError::Cut)? {
+        if let Frame::Data(data) = frame.map_err(CollectError::Body)? {
             if collected.len() + data.len() > limit {
                 return Err(CollectError::TooLong);
             }
@@ -450,11 +449,11 @@ async fn collect(
     }
 }
 
-/// A read of the API itself may be retried when it is not certain that the server has not
-/// processed it. A change may not, and neither may an exec by WebSocket, which is a GET.
+/// Reads of the API are retried even if the server may have processed them. Writes are not, nor is
+/// an exec over WebSocket, which is a GET.
 fn retry_class(head: &Parts, upgrade: bool) -> RetryClass {
     let reads = matches!(head.method, Method::GET | Method::HEAD | Method::OPTIONS);
-    // A workload may do anything with a GET.
+    // A GET to a workload may have side effects.
     if reads && !upgrade && !may_reach_workload(head.uri.path()) {
         RetryClass::Idempotent
     } else {
@@ -462,8 +461,8 @@ fn retry_class(head: &Parts, upgrade: bool) -> RetryClass {
     }
 }
 
-/// Whether a workload may answer a request to this path, whatever precedes it: the server may be
-/// reached below a path of its own.
+/// Whether a workload may respond to this path. The path may have a prefix: the server may be
+/// published below one.
 fn may_reach_workload(path: &str) -> bool {
     let names = |part: &str| matches!(part, "proxy" | "exec" | "attach" | "portforward");
     DecodedPath::new(path).map_or(true, |path| path.as_str().split('/').any(names))
@@ -478,7 +477,7 @@ mod tests {
     use super::*;
     use crate::modifier::ModifyError;
 
-    /// A body that begins, and never goes on.
+    /// A body that stalls after its first bytes.
     #[derive(Debug)]
     struct Stalled(Bytes);
 
@@ -507,9 +506,9 @@ mod tests {
             .unwrap()
     }
 
-    struct Nowhere;
+    struct UnreachableDial;
 
-    impl Dial for Nowhere {
+    impl Dial for UnreachableDial {
         fn dial(&self, _: ProtocolOffer) -> BoxFuture<'_, Result<DialedStream, ConnectError>> {
             Box::pin(async { Err(ConnectError::new("nobody there")) })
         }
@@ -592,8 +591,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stalled_body_is_answered_with_408_and_its_memory_is_released() {
         let host = Authority::from_static("k.invalid");
-        let forwarder = Forwarder::new(Nowhere, host, vec![Box::new(Signer)]);
-        for length in [10, BODY_LIMIT] {
+        let forwarder = Forwarder::new(UnreachableDial, host, vec![Box::new(Signer)]);
+        for length in [10, DEFAULT_MAX_BODY_BYTES] {
             let begun = tokio::time::Instant::now();
             let limits = ClientLimits::trusted();
             let mut answer = forwarder.call(stalled(length), limits).await;

@@ -55,7 +55,7 @@ impl BufferMetrics {
 }
 
 impl buffer_budget::BufferMetrics for BufferMetrics {
-    fn held_changed(&self, by: i64) {
+    fn buffered_bytes_changed(&self, by: i64) {
         self.held.inc_by(by);
     }
 

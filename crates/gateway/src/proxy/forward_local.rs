@@ -93,7 +93,7 @@ async fn send(
             }
             sent += 1;
             error = match pool.send_or_decline(request, prefer, declines).await {
-                Err(error @ SendError::GoneAway(_))
+                Err(error @ SendError::GoAway(_))
                     if sent < MAX_GOAWAY_ATTEMPTS && request.body_mut().rewind() =>
                 {
                     error

@@ -318,9 +318,9 @@ async fn send(
     }
     .unwrap_or_else(|| {
         let cause = "its server does not answer".to_owned();
-        Err(SendError::CutOff(cause))
+        Err(SendError::ConnectionLost(cause))
     });
-    if let (Err(SendError::CutOff(_)), Some(retry)) = (&outcome, &retry) {
+    if let (Err(SendError::ConnectionLost(_)), Some(retry)) = (&outcome, &retry) {
         // The cancelled send has consumed the request.
         *request = copy_request(retry);
     }
@@ -372,7 +372,7 @@ async fn send(
             if !matches!(error, SendError::Declined(StatusCode::NOT_FOUND)) {
                 peer.health.record_failure(Instant::now());
             }
-            if matches!(error, SendError::Connect(_) | SendError::CutOff(_)) {
+            if matches!(error, SendError::Connect(_) | SendError::ConnectionLost(_)) {
                 peer.health.record_timeout(began.elapsed());
             }
             context.count_error(peer_error(&error));
@@ -446,8 +446,8 @@ async fn buffer_short_response(
     response: Response<ResponseBody>,
 ) -> Result<UpstreamResponse, SendError> {
     let (head, body) = response.into_parts();
-    let body = body.hold_beginning(MAX_BUFFERED_BYTES).await;
-    let body = body.map_err(|error| SendError::CutOff(error.to_string()))?;
+    let body = body.buffer_start(MAX_BUFFERED_BYTES).await;
+    let body = body.map_err(|error| SendError::ConnectionLost(error.to_string()))?;
     Ok(UpstreamResponse::Response(Response::from_parts(head, body)))
 }
 
@@ -455,10 +455,12 @@ async fn buffer_short_response(
 fn peer_error(error: &SendError) -> PeerError {
     match error {
         SendError::Connect(_) => PeerError::Connect,
-        SendError::NotProcessed(_) | SendError::GoneAway(_) | SendError::Declined(_) => {
+        SendError::NotProcessed(_) | SendError::GoAway(_) | SendError::Declined(_) => {
             PeerError::Declined
         }
-        SendError::CutOff(_) | SendError::BadAnswer(_) | SendError::Client(_) => PeerError::CutOff,
+        SendError::ConnectionLost(_) | SendError::InvalidResponse(_) | SendError::Client(_) => {
+            PeerError::CutOff
+        }
     }
 }
 

@@ -110,9 +110,9 @@ impl RequestContext<'_> {
             return Ok(response);
         }
         let (head, body) = response.into_parts();
-        let body = body.hold_beginning(MAX_STATUS_BYTES).await;
-        let body = body.map_err(|error| SendError::CutOff(error.to_string()))?;
-        if body.beginning_contains(UNKNOWN_PATH) {
+        let body = body.buffer_start(MAX_STATUS_BYTES).await;
+        let body = body.map_err(|error| SendError::ConnectionLost(error.to_string()))?;
+        if body.buffered_start_contains(UNKNOWN_PATH) {
             return Err(SendError::Declined(StatusCode::NOT_FOUND));
         }
         Ok(Response::from_parts(head, body))

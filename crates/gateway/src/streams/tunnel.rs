@@ -20,12 +20,12 @@ pub(crate) async fn run(
 ) {
     let down_bytes = AtomicUsize::new(0);
     let count = |direction, bytes| {
-        if direction == Direction::Down {
+        if direction == Direction::ToClient {
             down_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         match (&stream_metrics, direction) {
-            (Some(metrics), Direction::Up) => metrics.up(bytes),
-            (Some(metrics), Direction::Down) => metrics.down(bytes),
+            (Some(metrics), Direction::ToServer) => metrics.up(bytes),
+            (Some(metrics), Direction::ToClient) => metrics.down(bytes),
             (None, _) => {}
         }
     };

@@ -1,4 +1,4 @@
-//! How a pool gets its connections, and what it counts.
+//! The interface by which a pool opens connections and reports metrics.
 
 use std::fmt;
 use std::future::Future;
@@ -13,8 +13,8 @@ use crate::header_bounds::HeaderLimit;
 
 /// Opens connections to one server.
 pub trait Connector: fmt::Debug + Send + Sync + 'static {
-    /// The byte stream: as a rule TLS. A write that fails has sent none of its bytes, or no more
-    /// than a part of one TLS record, unless it was given more than one record.
+    /// The byte stream, usually TLS. A failed write has sent nothing, or at most a part of one TLS record,
+    /// unless it was given more than one record.
     type Io: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
     /// Opens a connection on which the server speaks one of the offered protocols. The
@@ -47,7 +47,7 @@ pub enum ProtocolOffer {
 }
 
 impl ProtocolOffer {
-    /// As rustls takes it.
+    /// In the form that rustls expects.
     pub fn alpn(self) -> Vec<Vec<u8>> {
         let names: &[&[u8]] = match self {
             Self::Either => &[b"h2", b"http/1.1"],
@@ -79,9 +79,9 @@ impl Protocol {
 
 /// An open connection.
 pub struct Connected<Io> {
-    /// Its bytes.
+    /// The byte stream.
     pub io: Io,
-    /// What is spoken on it.
+    /// The negotiated protocol.
     pub protocol: Protocol,
     /// The credential it was opened with, where that can become invalid.
     pub credential: Option<Arc<dyn ConnectionCredential>>,
@@ -134,9 +134,9 @@ impl ConnectError {
 /// Keepalive of HTTP/2 connections that have requests in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct Keepalive {
-    /// Between two pings.
+    /// Ping interval.
     pub ping_interval: Duration,
-    /// How long an answer may take. The connection is dropped then.
+    /// Timeout of a ping. The connection is closed then.
     pub ping_timeout: Duration,
 }
 

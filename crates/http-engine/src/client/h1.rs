@@ -1,5 +1,4 @@
-//! HTTP/1.1 towards a server: one request at a time on a connection, in the task of the
-//! client's request.
+//! HTTP/1.1 client connection: one request at a time, driven by the task of the client's request.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -25,33 +24,32 @@ use crate::http1::{
     write_headers, write_request_line,
 };
 
-/// Responses are larger than requests: two TLS records at once.
+/// Read size: two TLS records.
 const READ_CHUNK_BYTES: usize = 32 * 1024;
 
 /// The plaintext of one TLS record (RFC 8446, 5.1).
 const TLS_RECORD_BYTES: usize = 16 * 1024;
 
-/// How long the server may not react to `Expect: 100-continue` before the body is sent
-/// nevertheless (RFC 9110, 10.1.1: not indefinitely).
+/// Timeout for a reaction to `Expect: 100-continue`, after which the body is sent (RFC 9110, 10.1.1).
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Interim responses (such as 100 Continue) before the final one.
 const MAX_INTERIM_RESPONSES: usize = 16;
 
-/// How each response begins. A server that speaks another protocol is detected at once, and not
-/// after an empty line that may never come.
+/// The start of every response. A server that speaks another protocol is detected at once, not after a
+/// blank line that may never arrive.
 const RESPONSE_BEGINNING: &[u8] = b"HTTP/1.";
 
-/// Where a connection goes when its response is complete and it can carry another request.
-pub trait ConnectionHome<Io>: std::fmt::Debug + Send + Sync {
+/// Receives connections that can be reused, when their response is complete.
+pub trait ConnectionReturn<Io>: std::fmt::Debug + Send + Sync {
     /// Takes the connection back.
-    fn give_back(&self, connection: H1Connection<Io>);
+    fn return_connection(&self, connection: H1Connection<Io>);
 }
 
 /// A connection that carries one request at a time.
 pub struct H1Connection<Io> {
     stream: Buffered<Io>,
-    /// Whether it has carried a request before.
+    /// Whether the connection has been used before.
     used: bool,
     credential: Option<Arc<dyn ConnectionCredential>>,
     /// Counted in the pool's metrics while it lives.
@@ -64,7 +62,7 @@ pub struct H1Connection<Io> {
 pub struct Upgraded<Io> {
     /// The byte stream.
     pub io: Io,
-    /// What the server sent right behind its 101.
+    /// Bytes received after the 101 response head.
     pub input: BytesMut,
     /// Counts the connection while it is open.
     pub guard: Option<ConnectionGuard>,
@@ -100,7 +98,7 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Connection<Io> {
         }
     }
 
-    /// With bytes that have been read of it already.
+    /// Sets bytes that were read already.
     #[must_use]
     pub fn with_input(mut self, input: BytesMut) -> Self {
         self.stream.input = input;
@@ -122,14 +120,13 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Connection<Io> {
         (self.stream.io, self.stream.input)
     }
 
-    /// Holds this for as long as its request lasts.
-    pub(super) fn holding(mut self, permit: OwnedSemaphorePermit) -> Self {
+    /// Keeps the permit until the request is complete.
+    pub(super) fn with_permit(mut self, permit: OwnedSemaphorePermit) -> Self {
         self.permit = Some(permit);
         self
     }
 
-    /// Whether the server has closed it, or has sent something unrequested, since it was last
-    /// used.
+    /// Whether the server closed the connection, or sent unsolicited data, while it was idle.
     pub(super) fn is_stale(&mut self) -> bool {
         let mut byte = [0];
         let mut cx = Context::from_waker(Waker::noop());
@@ -150,40 +147,40 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Connection<Io> {
         mut self,
         head: &Parts,
         body: &mut ReplayBody,
-        home: Arc<dyn ConnectionHome<Io>>,
+        home: Arc<dyn ConnectionReturn<Io>>,
     ) -> Result<H1Response<Io>, SendError> {
-        let mut sending = Sending::begin(&mut self.stream, head, body);
+        let mut sender = RequestSender::begin(&mut self.stream, head, body);
         let mut waiting = ResponseReader::default();
         let response_head = poll_fn(|cx| {
-            sending.poll(&mut self.stream, body, cx);
-            waiting.poll(&mut self.stream, &mut sending, &head.method, cx)
+            sender.poll(&mut self.stream, body, cx);
+            waiting.poll(&mut self.stream, &mut sender, &head.method, cx)
         })
         .await;
         let response_head = response_head
-            .map_err(|broken| broken.into_error(self.used, body.retry_class(), &sending))?;
+            .map_err(|broken| broken.into_error(self.used, body.retry_class(), &sender))?;
         if response_head.status == StatusCode::SWITCHING_PROTOCOLS {
             let cause = if !head.headers.contains_key(UPGRADE) {
                 Some("it switches protocols, and the request did not ask for it")
-            } else if !sending.done || self.stream.unsent() > 0 {
-                // The rest of the body would be taken for the new protocol.
+            } else if !sender.done || self.stream.unsent() > 0 {
+                // The rest of the body would be interpreted as the new protocol.
                 Some("it switches protocols before it has read the request")
             } else {
                 None
             };
             if let Some(cause) = cause {
-                return Err(SendError::BadAnswer(cause.to_owned()));
+                return Err(SendError::InvalidResponse(cause.to_owned()));
             }
         }
-        if sending.awaiting_continue.take().is_some() {
+        if sender.awaiting_continue.take().is_some() {
             // The server has answered without asking for the body, which is not sent now.
-            sending.failed = Some("answered without the body".to_owned());
+            sender.failed = Some("answered without the body".to_owned());
         }
         let keep = response_head.keep_alive;
         let response = response_of(response_head, |framing| H1Body {
             connection: Some(self),
             decoder: framing.decoder(),
             keep,
-            sending: Some(sending),
+            sender: Some(sender),
             request: None,
             home,
         });
@@ -257,25 +254,25 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Response<Io> {
     }
 }
 
-/// The part of a request that has not left yet.
+/// Sends a request: the part that has not been sent yet.
 #[derive(Debug)]
-struct Sending {
+struct RequestSender {
     encoder: Encoder,
-    /// The body has been handed over.
+    /// The whole body has been written.
     done: bool,
-    /// The server takes no more; its response may still come.
+    /// The server no longer reads; a response may still arrive.
     failed: Option<String>,
-    /// Plaintext handed to TLS: while it is none, the server has seen nothing.
+    /// Plaintext bytes written to TLS. If 0, the server has received nothing.
     started: bool,
     /// The server has sent something.
     response_begun: bool,
-    /// The client's own body failed: the request must not look complete.
+    /// Reading the client's body failed: the request must not appear complete.
     client: Option<String>,
     /// The body waits for `100 Continue`.
     awaiting_continue: Option<Pin<Box<Sleep>>>,
 }
 
-impl Sending {
+impl RequestSender {
     fn begin<Io: AsyncRead + AsyncWrite + Unpin>(
         stream: &mut Buffered<Io>,
         head: &Parts,
@@ -302,11 +299,11 @@ impl Sending {
         }
     }
 
-    fn is_over(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.done || self.failed.is_some() || self.client.is_some()
     }
 
-    /// Moves the body on, as far as it goes now.
+    /// Sends as much of the body as possible.
     fn poll<Io: AsyncRead + AsyncWrite + Unpin>(
         &mut self,
         stream: &mut Buffered<Io>,
@@ -319,7 +316,7 @@ impl Sending {
             {
                 self.awaiting_continue = None;
             }
-            while !self.is_over() && self.awaiting_continue.is_none() && stream.has_room() {
+            while !self.is_complete() && self.awaiting_continue.is_none() && stream.has_room() {
                 match body.poll_frame(cx) {
                     Poll::Pending => break,
                     Poll::Ready(frame) => self.write(stream, frame),
@@ -332,14 +329,13 @@ impl Sending {
             let before = stream.unsent();
             let flushed = stream.poll_flush(cx);
             self.started |= match &flushed {
-                // A record that did not leave whole cannot be read; of several,
-                // the first may have left.
+                // A partial TLS record cannot be decrypted; of several records the first may have been sent.
                 Poll::Ready(Err(_)) => before > TLS_RECORD_BYTES || stream.unsent() < before,
                 Poll::Ready(Ok(())) => true,
                 Poll::Pending => stream.unsent() < before,
             };
             match flushed {
-                // There is room again, and the body has not been asked since.
+                // The output has capacity again, and the body has not been polled since.
                 Poll::Ready(Ok(())) if full => {}
                 Poll::Ready(Err(error)) => {
                     self.failed = Some(error.to_string());
@@ -376,7 +372,7 @@ impl Sending {
     }
 }
 
-/// Says how long the body is, as the client said it.
+/// Writes the body framing headers, as in the client's request.
 fn frame(output: &mut BytesMut, head: &Parts, body: &ReplayBody) -> Encoder {
     if let Some(length) = content_length(&head.headers) {
         return if length == 0 {
@@ -400,20 +396,20 @@ enum NoResponse {
 }
 
 impl NoResponse {
-    fn into_error(self, used: bool, retry_class: RetryClass, sending: &Sending) -> SendError {
+    fn into_error(self, used: bool, retry_class: RetryClass, sender: &RequestSender) -> SendError {
         match self {
             Self::Client(cause) => SendError::Client(cause),
-            Self::NotHttp(cause) => SendError::BadAnswer(cause),
-            Self::Closed(cause) if !sending.started => SendError::NotProcessed(cause),
-            // A connection that was idle and ends without a byte of a response was most likely
-            // closed while the request was on its way. It cannot be known, so only a request
-            // that changes nothing is retried (RFC 9112, 9.3.1).
+            Self::NotHttp(cause) => SendError::InvalidResponse(cause),
+            Self::Closed(cause) if !sender.started => SendError::NotProcessed(cause),
+            // A reused connection that ends without a byte of a response was most likely closed while the
+            // request was in transit. That is uncertain, so only idempotent requests are retried (RFC 9112,
+            // 9.3.1).
             Self::Closed(cause)
-                if used && !sending.response_begun && retry_class == RetryClass::Idempotent =>
+                if used && !sender.response_begun && retry_class == RetryClass::Idempotent =>
             {
                 SendError::NotProcessed(cause)
             }
-            Self::Closed(cause) => SendError::CutOff(cause),
+            Self::Closed(cause) => SendError::ConnectionLost(cause),
         }
     }
 }
@@ -430,13 +426,13 @@ impl ResponseReader {
     fn poll<Io: AsyncRead + AsyncWrite + Unpin>(
         &mut self,
         stream: &mut Buffered<Io>,
-        sending: &mut Sending,
+        sender: &mut RequestSender,
         method: &Method,
         cx: &mut Context<'_>,
     ) -> Poll<Result<ResponseHead, NoResponse>> {
         let not_http = |cause: String| Poll::Ready(Err(NoResponse::NotHttp(cause)));
         loop {
-            if let Some(cause) = sending.client.take() {
+            if let Some(cause) = sender.client.take() {
                 return Poll::Ready(Err(NoResponse::Client(cause)));
             }
             while self.end.reached(&stream.input) {
@@ -452,9 +448,9 @@ impl ResponseReader {
                             return not_http("too many interim responses".to_owned());
                         }
                         if head.status == StatusCode::CONTINUE
-                            && sending.awaiting_continue.take().is_some()
+                            && sender.awaiting_continue.take().is_some()
                         {
-                            // The body may go now; the caller's next turn sends it.
+                            // The body may be sent now, at the caller's next poll.
                             cx.waker().wake_by_ref();
                         }
                     }
@@ -472,11 +468,11 @@ impl ResponseReader {
             match stream.poll_fill(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(0)) => {
-                    let cause = sending.failed.take();
+                    let cause = sender.failed.take();
                     let cause = cause.unwrap_or_else(|| "no response came".to_owned());
                     return Poll::Ready(Err(NoResponse::Closed(cause)));
                 }
-                Poll::Ready(Ok(_)) => sending.response_begun = true,
+                Poll::Ready(Ok(_)) => sender.response_begun = true,
                 Poll::Ready(Err(error)) => {
                     return Poll::Ready(Err(NoResponse::Closed(error.to_string())));
                 }
@@ -485,15 +481,15 @@ impl ResponseReader {
     }
 }
 
-/// The body of a response, and what of the request is still to be sent.
+/// The response body, which also sends the rest of the request.
 pub struct H1Body<Io> {
-    /// Given back to the pool at the end.
+    /// Returned to the pool at the end.
     connection: Option<H1Connection<Io>>,
     decoder: Decoder,
     keep: bool,
-    sending: Option<Sending>,
+    sender: Option<RequestSender>,
     request: Option<ReplayBody>,
-    home: Arc<dyn ConnectionHome<Io>>,
+    home: Arc<dyn ConnectionReturn<Io>>,
 }
 
 impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> BodySource for H1Body<Io> {
@@ -503,12 +499,12 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> BodySource for H1Body<
         };
         let stream = &mut connection.stream;
         // The last bytes of the body may still wait when all of it has been handed over.
-        if let (Some(sending), Some(request)) = (&mut self.sending, &mut self.request)
-            && (!sending.is_over() || (sending.failed.is_none() && !stream.is_flushed()))
+        if let (Some(sender), Some(request)) = (&mut self.sender, &mut self.request)
+            && (!sender.is_complete() || (sender.failed.is_none() && !stream.is_flushed()))
         {
-            sending.poll(stream, request, cx);
-            if let Some(cause) = sending.client.take() {
-                // A client that left in the middle of its request waits for no response.
+            sender.poll(stream, request, cx);
+            if let Some(cause) = sender.client.take() {
+                // A client that disconnected before its request was complete does not read a response.
                 self.connection = None;
                 return Poll::Ready(Some(Err(BodyError::Client(cause))));
             }
@@ -532,7 +528,7 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> BodySource for H1Body<
                     return Poll::Ready(None);
                 }
                 Ok(None) => {}
-                Err(error) => return self.broken(BodyError::Malformed(error.to_string())),
+                Err(error) => return self.fail(BodyError::Malformed(error.to_string())),
             }
             match stream.poll_fill(cx) {
                 Poll::Pending => return Poll::Pending,
@@ -541,11 +537,11 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> BodySource for H1Body<
                         self.connection = None;
                         return Poll::Ready(None);
                     }
-                    Err(error) => return self.broken(BodyError::Upstream(error.to_string())),
+                    Err(error) => return self.fail(BodyError::Upstream(error.to_string())),
                 },
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => {
-                    return self.broken(BodyError::Upstream(error.to_string()));
+                    return self.fail(BodyError::Upstream(error.to_string()));
                 }
             }
         }
@@ -569,15 +565,15 @@ impl<Io> std::fmt::Debug for H1Body<Io> {
 }
 
 impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Body<Io> {
-    /// The rest of the request is not sent. What follows on the connection would be taken
-    /// for it, so the connection is not used again.
+    /// Stops sending the request. The connection is not reused: later bytes would be interpreted as the
+    /// rest of this request.
     fn drop_request(&mut self) {
-        self.keep &= self.sending.as_ref().is_none_or(|sending| sending.done);
-        self.sending = None;
+        self.keep &= self.sender.as_ref().is_none_or(|sender| sender.done);
+        self.sender = None;
         self.request = None;
     }
 
-    fn broken(&mut self, error: BodyError) -> PollFrame {
+    fn fail(&mut self, error: BodyError) -> PollFrame {
         self.connection = None;
         self.keep = false;
         self.drop_request();
@@ -593,12 +589,12 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Body<Io> {
             && connection.stream.input.is_empty()
             && connection.stream.unsent() == 0
         {
-            self.home.give_back(connection);
+            self.home.return_connection(connection);
         }
     }
 }
 
-/// Prepares headers for HTTP/1.1: framing is written by [`Sending`].
+/// Prepares headers for HTTP/1.1: framing is written by [`RequestSender`].
 pub(super) fn headers_for_h1(head: &mut Parts, prefer: ProtocolPreference) {
     head.headers.remove(TRANSFER_ENCODING);
     if prefer == ProtocolPreference::Upgrade {

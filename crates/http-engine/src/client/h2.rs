@@ -1,4 +1,4 @@
-//! HTTP/2 towards a server: many requests on one connection, which runs in a task of its own.
+//! HTTP/2 client connection: concurrent requests on one connection, which has its own task.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -27,28 +27,27 @@ use crate::http_message::expects_continue;
 /// Requests on one connection: what kube-apiserver allows.
 const MAX_STREAMS: u32 = 100;
 
-/// What the h2 crate reports while the server's SETTINGS have not come. SETTINGS cannot have
-/// this value: they have 32 bits, and no limit is `usize::MAX`.
+/// The value that the h2 crate reports until the server's SETTINGS arrive. SETTINGS cannot have it:
+/// they have 32 bits, and no limit is `usize::MAX`.
 const SETTINGS_PENDING: usize = usize::MAX - 1;
 
-/// How long the server's SETTINGS, its first frame (RFC 9113, 3.4), may take.
+/// Timeout for the server's SETTINGS, its first frame (RFC 9113, 3.4).
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The h2 crate ends a connection on which many small DATA frames wait, to defend itself
-/// against the other end. Watch events are small and clients stall, and the server is
-/// kube-apiserver: the windows bound what waits.
+/// Effectively disables the h2 crate's limit on buffered small DATA frames, which would close the
+/// connection. Watch events are small and clients stall; the flow-control windows bound the buffers.
 const DATA_FRAME_BUDGET: usize = usize::MAX >> 2;
 
-/// What waits in one stream for the server to take it.
+/// Send buffer of a stream.
 const MAX_SEND_BUFFER_BYTES: usize = 64 * 1024;
 
-/// Header blocks of responses, as large as those of requests may be.
+/// Maximum header list of a response, the same as for requests.
 const MAX_HEADER_LIST_BYTES: u32 = 1 << 20;
 
-/// How long the server may not react to `Expect: 100-continue`.
+/// Timeout for a reaction to `Expect: 100-continue`.
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A connection that carries many requests.
+/// A connection for concurrent requests.
 #[derive(Debug)]
 pub(super) struct H2Connection {
     send: SendRequest<Bytes>,
@@ -57,7 +56,7 @@ pub(super) struct H2Connection {
 
 struct State {
     active: AtomicUsize,
-    /// Takes no new requests: closed, not answering pings, or GOAWAY received.
+    /// Accepts no new requests: closed, ping timeout, or GOAWAY received.
     over: AtomicBool,
     credential: Option<Arc<dyn ConnectionCredential>>,
     metrics: Arc<dyn PoolMetrics>,
@@ -81,7 +80,7 @@ pub(super) enum StartError {
     NoSettings,
 }
 
-/// A place for one request on a connection.
+/// A reserved stream for one request.
 #[derive(Debug)]
 pub(super) struct Stream {
     send: SendRequest<Bytes>,
@@ -104,8 +103,7 @@ impl Drop for StreamGuard {
 }
 
 impl H2Connection {
-    /// Starts HTTP/2 on a fresh connection, and waits until the server has sent how many streams
-    /// it allows.
+    /// Starts HTTP/2 on a new connection, and waits for the stream limit of the server.
     pub(super) async fn start(
         io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         credential: Option<Arc<dyn ConnectionCredential>>,
@@ -153,8 +151,8 @@ impl H2Connection {
                 drop(guard);
             }
         };
-        // Ends by itself: when the last handle is dropped and the last stream is done, or when
-        // the server goes away.
+        // The task ends when the last handle is dropped and the last stream is done, or when the server
+        // disconnects.
         tokio::spawn(run);
         match timeout(SETTINGS_TIMEOUT, settings).await {
             Ok(Ok(())) => Ok(Self { send, state }),
@@ -162,9 +160,9 @@ impl H2Connection {
         }
     }
 
-    /// A place for a request, if there is one.
+    /// Reserves a stream, if the limit allows.
     pub(super) fn reserve(&self) -> Option<Stream> {
-        if self.is_over() {
+        if self.is_closed() {
             return None;
         }
         let room = self
@@ -175,7 +173,7 @@ impl H2Connection {
             return None;
         }
         let mut send = self.send.clone();
-        // Whether the server has sent GOAWAY; a fresh handle never waits.
+        // Detects a GOAWAY; a new handle is always ready.
         let mut cx = Context::from_waker(Waker::noop());
         if let Poll::Ready(Err(_)) = send.poll_ready(&mut cx) {
             self.state.over.store(true, Ordering::Relaxed);
@@ -189,12 +187,12 @@ impl H2Connection {
         })
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.state.over.load(Ordering::Relaxed)
     }
 
-    /// Whether the credential it was opened with is valid. The request for which a connection
-    /// was opened is sent on it even if it is not.
+    /// Whether the credential it was opened with is valid. The request for which the connection was
+    /// opened is sent even if it is not.
     pub(super) fn is_valid(&self) -> bool {
         let credential = self.state.credential.as_ref();
         credential.is_none_or(|credential| credential.is_valid())
@@ -248,8 +246,8 @@ impl Stream {
         self.guard.0.credential.clone()
     }
 
-    /// Holds this for as long as its request lasts.
-    pub(super) fn holding(mut self, permit: OwnedSemaphorePermit) -> Self {
+    /// Keeps the permit until the request is complete.
+    pub(super) fn with_permit(mut self, permit: OwnedSemaphorePermit) -> Self {
         self.guard.1 = Some(permit);
         self
     }
@@ -263,7 +261,7 @@ impl Stream {
         let over = |state: &State, error: &h2::Error| {
             // GOAWAY, or the end: no more requests on this connection.
             state.over.store(true, Ordering::Relaxed);
-            SendError::GoneAway(error.to_string())
+            SendError::GoAway(error.to_string())
         };
         if let Err(error) = poll_fn(|cx| self.send.poll_ready(cx)).await {
             return Err(over(&self.guard.0, &error));
@@ -273,7 +271,7 @@ impl Stream {
             .send
             .send_request(request, body.is_done())
             .map_err(|error| over(&self.guard.0, &error))?;
-        let mut sending = Sending {
+        let mut sender = RequestSender {
             stream,
             waiting: None,
             done: body.is_done(),
@@ -281,12 +279,12 @@ impl Stream {
             awaiting_continue: (!body.is_done() && expects_continue(&head.headers))
                 .then(|| Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT))),
         };
-        let response = poll_response(response, &mut sending, body)
+        let response = poll_response(response, &mut sender, body)
             .await
             .map_err(|error| self.send_error(error))?;
         Ok(H2Response {
             response,
-            sending,
+            sender,
             send: self.send,
             guard: self.guard,
         })
@@ -307,18 +305,18 @@ impl Stream {
             self.guard.0.over.store(true, Ordering::Relaxed);
         }
         if goaway {
-            SendError::GoneAway(error.to_string())
+            SendError::GoAway(error.to_string())
         } else if refused {
             SendError::NotProcessed(error.to_string())
         } else if error.is_library() {
-            SendError::BadAnswer(error.to_string())
+            SendError::InvalidResponse(error.to_string())
         } else {
-            SendError::CutOff(error.to_string())
+            SendError::ConnectionLost(error.to_string())
         }
     }
 }
 
-/// The request as HTTP/2 writes it: Host becomes `:authority`.
+/// The request in HTTP/2 form: Host becomes `:authority`.
 fn request_of(head: &Parts) -> Result<Request<()>, SendError> {
     let invalid = |cause: &str| SendError::Client(cause.to_owned());
     let mut uri = http::uri::Parts::default();
@@ -342,8 +340,8 @@ fn request_of(head: &Parts) -> Result<Request<()>, SendError> {
     Ok(request)
 }
 
-/// The part of a request that has not left yet.
-struct Sending {
+/// Sends a request: the part that has not been sent yet.
+struct RequestSender {
     stream: SendStream<Bytes>,
     waiting: Option<Bytes>,
     done: bool,
@@ -352,15 +350,15 @@ struct Sending {
     awaiting_continue: Option<std::pin::Pin<Box<tokio::time::Sleep>>>,
 }
 
-impl std::fmt::Debug for Sending {
+impl std::fmt::Debug for RequestSender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sending")
+        f.debug_struct("RequestSender")
             .field("done", &self.done)
             .finish_non_exhaustive()
     }
 }
 
-impl Sending {
+impl RequestSender {
     /// Sends as much of the body as can be sent now. Errors of the stream reach the task that
     /// waits for the response.
     fn poll(&mut self, body: &mut ReplayBody, cx: &mut Context<'_>) {
@@ -404,7 +402,7 @@ impl Sending {
                     self.done = true;
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    // A request that was cut must not look complete.
+                    // A truncated request must not appear complete.
                     self.stream.send_reset(Reason::CANCEL);
                     self.client = Some(error.to_string());
                     self.done = true;
@@ -421,20 +419,20 @@ enum NoResponse {
 
 async fn poll_response(
     mut response: ResponseFuture,
-    sending: &mut Sending,
+    sender: &mut RequestSender,
     body: &mut ReplayBody,
 ) -> Result<Response<RecvStream>, NoResponse> {
     poll_fn(|cx| {
-        // Other interim responses may come before it, and the final response would skip them.
-        while sending.awaiting_continue.is_some()
+        // Other interim responses may precede it, and awaiting the final response would skip them.
+        while sender.awaiting_continue.is_some()
             && let Poll::Ready(Some(Ok(interim))) = response.poll_informational(cx)
         {
             if interim.status() == StatusCode::CONTINUE {
-                sending.awaiting_continue = None;
+                sender.awaiting_continue = None;
             }
         }
-        sending.poll(body, cx);
-        if let Some(cause) = sending.client.take() {
+        sender.poll(body, cx);
+        if let Some(cause) = sender.client.take() {
             return Poll::Ready(Err(NoResponse::Client(cause)));
         }
         std::pin::Pin::new(&mut response)
@@ -447,7 +445,7 @@ async fn poll_response(
 /// The head of a response, with its stream.
 pub(super) struct H2Response {
     response: Response<RecvStream>,
-    sending: Sending,
+    sender: RequestSender,
     send: SendRequest<Bytes>,
     guard: StreamGuard,
 }
@@ -471,7 +469,7 @@ impl H2Response {
     pub(super) fn into_response(self, request: ReplayBody) -> Response<ResponseBody> {
         let Self {
             response,
-            sending,
+            sender,
             guard,
             send: _,
         } = self;
@@ -480,11 +478,11 @@ impl H2Response {
             if stream.is_end_stream() {
                 ResponseBody::empty()
             } else {
-                // What still waits for `100 Continue` is not wanted any more.
-                let wanted = !sending.done
-                    && sending.awaiting_continue.is_none()
+                // A body that still waits for `100 Continue` is no longer needed.
+                let wanted = !sender.done
+                    && sender.awaiting_continue.is_none()
                     && request.is_wanted_after(status);
-                let rest = wanted.then(|| Box::new((sending, request)));
+                let rest = wanted.then(|| Box::new((sender, request)));
                 ResponseBody::stream(H2Body {
                     stream,
                     rest,
@@ -495,12 +493,12 @@ impl H2Response {
     }
 }
 
-/// The body of a response, and what of the request is still to be sent.
+/// The response body, which also sends the rest of the request.
 #[derive(Debug)]
 struct H2Body {
     stream: RecvStream,
-    /// Boxed: watches are many, and have none.
-    rest: Option<Box<(Sending, ReplayBody)>>,
+    /// Boxed: watches are numerous and have no request body.
+    rest: Option<Box<(RequestSender, ReplayBody)>>,
     _guard: StreamGuard,
 }
 
@@ -513,28 +511,27 @@ impl BodySource for H2Body {
             trailers.remove(CONTENT_LENGTH);
         }
         if polled.is_ready() && self.stream.is_end_stream() {
-            // The response is complete: the rest of the request is not wanted any more.
+            // The response is complete: the rest of the request is no longer needed.
             self.rest = None;
         }
         polled
     }
 
-    /// Sends on the rest of the request. The server resets the stream when it does not want it
-    /// any more.
+    /// Continues sending the request. The server resets the stream if it no longer reads it.
     fn poll_request(&mut self, cx: &mut Context<'_>) {
-        let Some((sending, request)) = self.rest.as_deref_mut() else {
+        let Some((sender, request)) = self.rest.as_deref_mut() else {
             return;
         };
-        sending.poll(request, cx);
-        if sending.done || sending.stream.poll_reset(cx).is_ready() {
+        sender.poll(request, cx);
+        if sender.done || sender.stream.poll_reset(cx).is_ready() {
             self.rest = None;
         }
     }
 
     fn buffered(&mut self) -> usize {
         let rest = self.rest.as_deref_mut();
-        let rest = rest.map_or(0, |(sending, request)| {
-            sending.waiting.as_ref().map_or(0, Bytes::len) + request.buffered()
+        let rest = rest.map_or(0, |(sender, request)| {
+            sender.waiting.as_ref().map_or(0, Bytes::len) + request.buffered()
         });
         self.stream.flow_control().used_capacity() + rest
     }

@@ -1,8 +1,7 @@
 //! Requests to one server over pooled connections.
 //!
-//! A request goes out in the protocol in which it came, where the server speaks both: the server
-//! then sees what it would have seen without a proxy, and nothing is converted. Upgrades need
-//! HTTP/1.1.
+//! A request is sent in the HTTP version in which it was received, if the server supports it: the server
+//! sees the same as without a proxy, and nothing is converted. Upgrades need HTTP/1.1.
 
 mod connector;
 pub mod h1;
@@ -21,23 +20,23 @@ use http::{Response, StatusCode};
 
 use crate::body::ResponseBody;
 
-/// In which protocol a request should go out.
+/// The preferred HTTP version of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProtocolPreference {
     /// HTTP/1.1 if the server speaks it.
     H1,
     /// HTTP/2 if the server speaks it.
     H2,
-    /// HTTP/1.1 or nothing: the request wants to switch protocols.
+    /// HTTP/1.1 only: the request is an upgrade.
     Upgrade,
 }
 
-/// What the server answered.
+/// The response of the server.
 #[derive(Debug)]
 pub enum UpstreamResponse<Io> {
     /// A response.
     Response(Response<ResponseBody>),
-    /// 101: the connection is the client's now.
+    /// 101: the connection now belongs to the client.
     Upgraded(Response<()>, h1::Upgraded<Io>),
 }
 
@@ -54,36 +53,35 @@ impl<Io> UpstreamResponse<Io> {
 /// Why there is no response, and whether the server can have processed the request.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// No connection: the server has seen nothing.
+    /// Not connected: the server has received nothing.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// There was a connection, and the server is known not to have processed the request: a
-    /// stale connection, or a refused stream.
+    /// Connected, but the server has not processed the request: a stale connection, or a refused stream.
     #[error("upstream did not take the request: {0}")]
     NotProcessed(String),
-    /// The same by a GOAWAY, which has nothing to do with the request.
+    /// The same, because of a GOAWAY that is unrelated to the request.
     #[error("upstream did not take the request: {0}")]
-    GoneAway(String),
-    /// The server answered that it has not processed the request, and will not.
+    GoAway(String),
+    /// The server responded that it has not processed the request.
     #[error("upstream declined the request with {}", .0.as_u16())]
     Declined(StatusCode),
     /// The server may have processed the request, and did not answer.
     #[error("upstream closed the connection before it answered: {0}")]
-    CutOff(String),
+    ConnectionLost(String),
     /// The response is not HTTP.
     #[error("upstream's answer is not HTTP: {0}")]
-    BadAnswer(String),
+    InvalidResponse(String),
     /// The client's own body failed.
     #[error("{0}")]
     Client(String),
 }
 
 impl SendError {
-    /// Whether the same request may be sent again without any risk that it is processed twice.
+    /// Whether the request can be retried without the risk of being processed twice.
     pub fn is_safe_to_retry(&self) -> bool {
         matches!(
             self,
-            Self::Connect(_) | Self::NotProcessed(_) | Self::GoneAway(_) | Self::Declined(_)
+            Self::Connect(_) | Self::NotProcessed(_) | Self::GoAway(_) | Self::Declined(_)
         )
     }
 }

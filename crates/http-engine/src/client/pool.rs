@@ -1,4 +1,4 @@
-//! Connections that are open, and which of them takes the next request.
+//! Open connections to a server, and the choice of one for a request.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -15,32 +15,32 @@ use super::connector::{
     ConnectError, Connected, ConnectionCredential, ConnectionGuard, Connector, PoolMetrics,
     Protocol, ProtocolOffer,
 };
-use super::h1::{ConnectionHome, H1Connection, headers_for_h1};
+use super::h1::{ConnectionReturn, H1Connection, headers_for_h1};
 use super::h2::{H2Connection, H2Response, Stream};
 use super::{ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse};
 use crate::body::ResponseBody;
 use crate::header_bounds::{self, HeaderLimit};
 use crate::http_message::CloseConnection;
 
-/// An unused connection is closed well before the server would do it (kube-apiserver: 90 s), so
-/// that the close and a request do not cross.
+/// Idle timeout, well below the server's (kube-apiserver: 90 s), so that a close and a request do not
+/// race.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(45);
 
-/// Requests with large headers at one time: each has a connection of its own.
+/// Maximum number of concurrent requests with large headers: each uses its own connection.
 const MAX_EXCLUSIVE_REQUESTS: usize = 64;
 
-/// How long the first response to a caller without an identity is held until it is known whether
-/// the server ends the connection with it. Both leave the server within a millisecond.
-const GOAWAY_WAIT: Duration = Duration::from_millis(100);
+/// How long the first response to an anonymous caller is delayed, to detect whether the server closes the
+/// connection after it. The server sends both within a millisecond.
+const GOAWAY_TIMEOUT: Duration = Duration::from_millis(100);
 const GOAWAY_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What differs between the users of a pool.
+/// Settings of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolConfig {
     /// Unused HTTP/1.1 connections that are kept.
     pub max_idle_connections: usize,
-    /// Completes a connection whose request was cancelled, and keeps it: opening it may have
-    /// cost a touch of a hardware key.
+    /// Completes and keeps a connection whose request was cancelled: opening it may have required a touch of
+    /// a hardware key.
     pub finish_cancelled_connects: bool,
     /// What the server may send on one HTTP/2 stream before the client has taken it. This much of
     /// a stalled client's response waits in the process; a connection may hold as much for each of
@@ -62,8 +62,8 @@ impl Default for PoolConfig {
     }
 }
 
-/// The connections to one server with one identity. The gateway has pools for each worker, so
-/// nothing here is contended; the locks are there because tasks are `Send`.
+/// The connections to one server with one identity. The gateway has pools per worker, so the locks are
+/// uncontended; they exist because tasks are `Send`.
 pub struct Pool<C: Connector> {
     connector: C,
     config: PoolConfig,
@@ -75,7 +75,7 @@ pub struct Pool<C: Connector> {
     h1_only: AtomicBool,
     h2_only: AtomicBool,
     /// Whether the server ends an HTTP/2 connection after a response to a caller without an
-    /// identity; `UNKNOWN` until it has answered one.
+    /// identity; `ENDS_ANONYMOUS_UNKNOWN` until it has answered one.
     ends_anonymous: AtomicU8,
     exclusive: Arc<Semaphore>,
     metrics: Arc<dyn PoolMetrics>,
@@ -86,9 +86,9 @@ type LastFailure = Option<(Instant, ConnectError)>;
 
 type Credential = Option<Arc<dyn ConnectionCredential>>;
 
-const UNKNOWN: u8 = 0;
-const NO: u8 = 1;
-const YES: u8 = 2;
+const ENDS_ANONYMOUS_UNKNOWN: u8 = 0;
+const ENDS_ANONYMOUS_NO: u8 = 1;
+const ENDS_ANONYMOUS_YES: u8 = 2;
 
 impl<C: Connector> Pool<C> {
     /// No connections yet.
@@ -101,7 +101,7 @@ impl<C: Connector> Pool<C> {
             opening: Arc::default(),
             h1_only: AtomicBool::new(false),
             h2_only: AtomicBool::new(false),
-            ends_anonymous: AtomicU8::new(UNKNOWN),
+            ends_anonymous: AtomicU8::new(ENDS_ANONYMOUS_UNKNOWN),
             exclusive: Arc::new(Semaphore::new(MAX_EXCLUSIVE_REQUESTS)),
             metrics,
         })
@@ -116,16 +116,15 @@ impl<C: Connector> Pool<C> {
         self.send_or_decline(request, prefer, |_, _| false).await
     }
 
-    /// The same, where some responses say that nothing has been processed: they are an error,
-    /// and the request is put back too.
+    /// Like [`Pool::send`], but responses that decline the request are errors, after which the request can be
+    /// retried.
     pub async fn send_or_decline(
         self: &Arc<Self>,
         request: &mut Request<ReplayBody>,
         prefer: ProtocolPreference,
         declines: impl Fn(StatusCode, &HeaderMap) -> bool,
     ) -> Result<UpstreamResponse<C::Io>, SendError> {
-        // The parts are borrowed by the connection and needed again if it fails: taken out, and
-        // put back.
+        // The connection borrows the parts, and a retry needs them: taken out, and put back.
         let empty = Request::new(request.body().empty());
         let (mut head, mut body) = std::mem::replace(request, empty).into_parts();
         let channel = if prefer == ProtocolPreference::Upgrade
@@ -133,7 +132,7 @@ impl<C: Connector> Pool<C> {
         {
             self.channel(prefer).await
         } else {
-            // Boxed: it happens seldom, and each watch would have room for it.
+            // Boxed: this is rare, and every watch would carry its state.
             Box::pin(self.exclusive_channel(body.retry_class())).await
         };
         let error = match channel {
@@ -151,7 +150,7 @@ impl<C: Connector> Pool<C> {
                             self.mirrors_close(&body, answered.status()) && answered.closes();
                         let response = match answered.into_response(body) {
                             UpstreamResponse::Response(response) => UpstreamResponse::Response(
-                                finished(response, closes, &head, credential),
+                                finish_response(response, closes, &head, credential),
                             ),
                             upgraded @ UpstreamResponse::Upgraded(..) => upgraded,
                         };
@@ -169,10 +168,10 @@ impl<C: Connector> Pool<C> {
                     Ok(mut answered) => {
                         body.stop_recording();
                         let closes = self.mirrors_close(&body, answered.status())
-                            // Boxed: watches are many, and do not come here.
-                            && Box::pin(self.is_ended_with(&mut answered)).await;
+                            // Boxed: watches are numerous and do not get here.
+                            && Box::pin(self.closes_after_response(&mut answered)).await;
                         let response = answered.into_response(body);
-                        let response = finished(response, closes, &head, credential);
+                        let response = finish_response(response, closes, &head, credential);
                         return Ok(UpstreamResponse::Response(response));
                     }
                     Err(error) => error,
@@ -193,32 +192,35 @@ impl<C: Connector> Pool<C> {
     ) -> Result<Channel<C::Io>, ConnectError> {
         let opened = self.open(prefer).await;
         if opened.is_err() {
-            // What comes back may be another server, which speaks more.
+            // A restarted server may support other protocols.
             self.h1_only.store(false, Ordering::Relaxed);
             self.h2_only.store(false, Ordering::Relaxed);
-            self.ends_anonymous.store(UNKNOWN, Ordering::Relaxed);
+            self.ends_anonymous
+                .store(ENDS_ANONYMOUS_UNKNOWN, Ordering::Relaxed);
         }
         opened
     }
 
-    /// Whether the server ends HTTP/2 connections after responses to callers without an identity
-    /// (`UnauthenticatedHTTP2DOSMitigation`), as far as is known.
+    /// Whether the server closes HTTP/2 connections after responses to anonymous callers
+    /// (`UnauthenticatedHTTP2DOSMitigation`), as observed.
     pub fn ends_anonymous_connections(&self) -> bool {
-        self.ends_anonymous.load(Ordering::Relaxed) == YES
+        self.ends_anonymous.load(Ordering::Relaxed) == ENDS_ANONYMOUS_YES
     }
 
-    /// Whether the server ends the connection after this response to a caller without an
-    /// identity. Response and GOAWAY race, so it is remembered once it is known.
-    async fn is_ended_with(&self, answered: &mut H2Response) -> bool {
+    /// Whether the server closes the connection after this response to an anonymous caller. The response and
+    /// GOAWAY race, so the result is cached.
+    async fn closes_after_response(&self, answered: &mut H2Response) -> bool {
         let known = self.ends_anonymous.load(Ordering::Relaxed);
-        let deadline = Instant::now() + GOAWAY_WAIT;
+        let deadline = Instant::now() + GOAWAY_TIMEOUT;
         loop {
-            if known == YES || answered.is_going_away() {
-                self.ends_anonymous.store(YES, Ordering::Relaxed);
+            if known == ENDS_ANONYMOUS_YES || answered.is_going_away() {
+                self.ends_anonymous
+                    .store(ENDS_ANONYMOUS_YES, Ordering::Relaxed);
                 return true;
             }
-            if known == NO || Instant::now() >= deadline {
-                self.ends_anonymous.store(NO, Ordering::Relaxed);
+            if known == ENDS_ANONYMOUS_NO || Instant::now() >= deadline {
+                self.ends_anonymous
+                    .store(ENDS_ANONYMOUS_NO, Ordering::Relaxed);
                 return false;
             }
             sleep(GOAWAY_CHECK_INTERVAL).await;
@@ -240,14 +242,14 @@ impl<C: Connector> Pool<C> {
         };
         self.metrics.met_header_limit(HeaderLimit::OwnConnection);
         if !self.h2_only.load(Ordering::Relaxed) {
-            // A connection that the server is about to close fails a write for good.
+            // A write on a connection that the server is closing cannot be retried.
             if retry_class == RetryClass::Idempotent
                 && let Some(connection) = self.take_idle()
             {
-                return Ok(Channel::H1(connection.holding(permit)));
+                return Ok(Channel::H1(connection.with_permit(permit)));
             }
             match self.connect(ProtocolOffer::Http1, None).await {
-                Ok(channel) => return Ok(channel.holding(permit)),
+                Ok(channel) => return Ok(channel.with_permit(permit)),
                 Err(error) if error.no_common_protocol => {
                     self.h2_only.store(true, Ordering::Relaxed);
                 }
@@ -255,7 +257,7 @@ impl<C: Connector> Pool<C> {
             }
         }
         let channel = self.connect(ProtocolOffer::Http2, None).await?;
-        Ok(channel.holding(permit))
+        Ok(channel.with_permit(permit))
     }
 
     async fn open(
@@ -277,8 +279,8 @@ impl<C: Connector> Pool<C> {
         self: &Arc<Self>,
         prefer: ProtocolPreference,
     ) -> Result<Channel<C::Io>, ConnectError> {
-        // An upgrade takes its connection away for good, and its request must not meet one that
-        // the server is about to close: it gets a new one.
+        // An upgrade consumes its connection, and must not use one that the server is about to close: it gets a
+        // new one.
         if prefer != ProtocolPreference::Upgrade
             && let Some(connection) = self.take_idle()
         {
@@ -298,7 +300,7 @@ impl<C: Connector> Pool<C> {
         }
     }
 
-    /// The one that was used last: the others expire.
+    /// The most recently used connection: the others expire.
     fn take_idle(&self) -> Option<H1Connection<C::Io>> {
         loop {
             let (_, mut connection) = lock(&self.idle).pop_back()?;
@@ -313,38 +315,39 @@ impl<C: Connector> Pool<C> {
             return Ok(Channel::H2(stream));
         }
         let began = Instant::now();
-        let turn = self.opening.clone().lock_owned().await;
+        let connect_lock = self.opening.clone().lock_owned().await;
         if let Some(stream) = self.reserve() {
             return Ok(Channel::H2(stream));
         }
-        // The server spoke HTTP/1.1 to the request that had the turn, or a connection was opened
+        // The server spoke HTTP/1.1 to the request that had the lock, or a connection was opened
         // for a request that was cancelled.
         if (self.h1_only.load(Ordering::Relaxed) || self.config.finish_cancelled_connects)
             && let Some(connection) = self.take_idle()
         {
             return Ok(Channel::H1(connection));
         }
-        if let Some((at, error)) = &*turn
+        if let Some((at, error)) = &*connect_lock
             && *at >= began
         {
             return Err(error.clone());
         }
-        self.connect(ProtocolOffer::Either, Some(turn)).await
+        self.connect(ProtocolOffer::Either, Some(connect_lock))
+            .await
     }
 
-    /// Opens a connection. `turn` is held until it is open.
+    /// Opens a connection. `connect_lock` is held until it is open.
     async fn connect(
         self: &Arc<Self>,
         offer: ProtocolOffer,
-        mut turn: Option<OwnedMutexGuard<LastFailure>>,
+        mut connect_lock: Option<OwnedMutexGuard<LastFailure>>,
     ) -> Result<Channel<C::Io>, ConnectError> {
         let pool = self.clone();
         let open = async move {
             let opened = pool.open_channel(offer).await;
-            if let (Some(turn), Err(error)) = (&mut turn, &opened) {
-                **turn = Some((Instant::now(), error.clone()));
+            if let (Some(connect_lock), Err(error)) = (&mut connect_lock, &opened) {
+                **connect_lock = Some((Instant::now(), error.clone()));
             }
-            (opened, turn)
+            (opened, connect_lock)
         };
         if !self.config.finish_cancelled_connects {
             return open.await.0;
@@ -352,12 +355,12 @@ impl<C: Connector> Pool<C> {
         let (sender, result) = oneshot::channel();
         let pool = self.clone();
         tokio::spawn(async move {
-            let (opened, turn) = open.await;
-            // A connection for many requests is in the pool already.
+            let (opened, connect_lock) = open.await;
+            // A shared connection is in the pool already.
             if let Err(Ok(Channel::H1(connection))) = sender.send(opened) {
-                pool.give_back(connection);
+                pool.return_connection(connection);
             }
-            drop(turn);
+            drop(connect_lock);
         });
         let aborted = || ConnectError::new("opening a connection was aborted");
         result.await.unwrap_or_else(|_| Err(aborted()))
@@ -409,11 +412,11 @@ impl<C: Connector> Pool<C> {
         Ok((connection, stream))
     }
 
-    /// A stream on the first connection that has one: fuller ones come first, so that others run
-    /// empty and can be closed.
+    /// Reserves a stream on the first connection with capacity. Fuller connections come first, so that others
+    /// become idle and can be closed.
     fn reserve(&self) -> Option<Stream> {
         let mut shared = lock(&self.shared);
-        shared.retain(|(_, connection)| !connection.is_over() && connection.is_valid());
+        shared.retain(|(_, connection)| !connection.is_closed() && connection.is_valid());
         shared.iter_mut().find_map(|(used, connection)| {
             let stream = connection.reserve()?;
             *used = Instant::now();
@@ -429,13 +432,13 @@ impl<C: Connector> Pool<C> {
             if connection.active() > 0 {
                 *used = now;
             }
-            !connection.is_over() && now - *used < MAX_IDLE_TIME
+            !connection.is_closed() && now - *used < MAX_IDLE_TIME
         });
     }
 }
 
-impl<C: Connector> ConnectionHome<C::Io> for Pool<C> {
-    fn give_back(&self, mut connection: H1Connection<C::Io>) {
+impl<C: Connector> ConnectionReturn<C::Io> for Pool<C> {
+    fn return_connection(&self, mut connection: H1Connection<C::Io>) {
         connection.park();
         let mut idle = lock(&self.idle);
         if connection.is_valid() && idle.len() < self.config.max_idle_connections {
@@ -459,17 +462,17 @@ enum Channel<Io> {
 
 impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> Channel<Io> {
     /// Holds this for as long as its request lasts.
-    fn holding(self, permit: OwnedSemaphorePermit) -> Self {
+    fn with_permit(self, permit: OwnedSemaphorePermit) -> Self {
         match self {
-            Self::H1(connection) => Self::H1(connection.holding(permit)),
-            Self::H2(stream) => Self::H2(stream.holding(permit)),
+            Self::H1(connection) => Self::H1(connection.with_permit(permit)),
+            Self::H2(stream) => Self::H2(stream.with_permit(permit)),
         }
     }
 }
 
-/// Has the client's connection end with this response where the server's does, and reports a 401
-/// to the credential of the connection.
-fn finished(
+/// Closes the client's connection after this response if the server closes its own, and reports a 401 to
+/// the credential of the connection.
+fn finish_response(
     mut response: Response<ResponseBody>,
     closes: bool,
     request: &Parts,

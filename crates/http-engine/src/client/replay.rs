@@ -1,4 +1,4 @@
-//! A request body that can be sent again, for as long as the server cannot have processed it.
+//! A request body that can be sent again while the server cannot have processed the request.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,28 +11,27 @@ use crate::body::{BodyError, Frame, PollFrame, RequestBody};
 use crate::buffer_budget::Reservation;
 use crate::header_bounds::list_bytes;
 
-/// How much of a body is kept for a retry. kube-apiserver gives a stream a
-/// window of 256 KiB: of a request that it never looked at, no more than that
-/// can have left.
+/// How much of a body is kept for a retry: kube-apiserver's stream window of 256 KiB, the maximum that is
+/// sent of a request that it never processes.
 const MAX_REPLAY_BYTES: usize = 256 * 1024;
 
-/// The largest trailers of a request, counted as headers are (RFC 9113, 6.5.2). They share
-/// the connection of the request, where a receiver that refuses them may end all streams.
+/// Maximum size of request trailers, counted like headers (RFC 9113, 6.5.2). A receiver that refuses them
+/// may close the connection, with all its streams.
 const MAX_TRAILERS_BYTES: usize = 8 * 1024;
 
 /// Whether a request may be retried when it is not certain that the server has not processed
 /// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryClass {
-    /// It only reads.
+    /// A read.
     Idempotent,
-    /// It changes something, or starts something: exec by WebSocket is a GET.
+    /// A write, or a start of something: exec over WebSocket is a GET.
     OnlyIfUnsent,
 }
 
 /// Removes fields from the trailers of requests.
 pub trait TrailerFilter: std::fmt::Debug + Send + Sync {
-    /// Removes what clients may not say.
+    /// Removes fields that clients may not set.
     fn filter(&self, trailers: &mut HeaderMap);
 }
 
@@ -50,7 +49,7 @@ pub struct ReplayBody {
     /// Sent before, by reference to the same memory.
     sent: VecDeque<Frame>,
     sent_bytes: usize,
-    /// How many of `sent` are to be sent again before the body goes on.
+    /// How many of `sent` are sent again before the body continues.
     to_resend: usize,
     exhausted: bool,
     /// Counts what is in `sent`.
@@ -61,7 +60,7 @@ pub struct ReplayBody {
 }
 
 impl ReplayBody {
-    /// Nothing sent yet.
+    /// A body of which nothing has been sent.
     pub fn new(
         body: RequestBody,
         trailer_filter: Arc<dyn TrailerFilter>,
@@ -82,14 +81,14 @@ impl ReplayBody {
         }
     }
 
-    /// Counts what is kept for a retry. Without room in the budget there is no retry.
+    /// Counts the bytes kept for a retry against a budget. When it is exhausted, the request is not retried.
     #[must_use]
     pub fn charged_to(mut self, reservation: Reservation) -> Self {
         self.reservation = Some(reservation);
         self
     }
 
-    /// Whether the server may want the rest of the body whatever it has answered.
+    /// Whether the server may read the rest of the body whatever its response.
     #[must_use]
     pub fn duplex(mut self, duplex: bool) -> Self {
         self.duplex = duplex;
@@ -118,9 +117,8 @@ impl ReplayBody {
         self.anonymous || status == StatusCode::UNAUTHORIZED
     }
 
-    /// Whether the server may still want the rest of the body after an answer with this
-    /// status has begun. kube-apiserver reads no more of what it refuses, and never needs
-    /// the body of a read.
+    /// Whether the server may still read the body after it has sent this status. kube-apiserver stops reading
+    /// the body of a request that it refuses, and does not read the body of a GET.
     pub fn is_wanted_after(&self, status: StatusCode) -> bool {
         self.duplex || (self.retry_class == RetryClass::OnlyIfUnsent && status.is_success())
     }
@@ -130,7 +128,7 @@ impl ReplayBody {
         self.body.buffered()
     }
 
-    /// Nothing, for the same caller.
+    /// An empty body of the same caller.
     #[must_use]
     pub fn empty(&self) -> Self {
         Self::new(
@@ -140,12 +138,12 @@ impl ReplayBody {
         )
     }
 
-    /// Whether the request may be retried when in doubt.
+    /// The retry class of the request.
     pub fn retry_class(&self) -> RetryClass {
         self.retry_class
     }
 
-    /// The next piece.
+    /// The next frame.
     pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         if self.to_resend > 0 {
             let frame = self.sent[self.sent.len() - self.to_resend].clone();
@@ -165,7 +163,7 @@ impl ReplayBody {
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && !self.exhausted
         {
-            // Small pieces cost more than their bytes.
+            // A small chunk costs more memory than its bytes.
             let bytes = match frame {
                 Frame::Data(data) => data.len().max(size_of::<Frame>()),
                 Frame::Trailers(trailers) => size_of::<Frame>() + list_bytes(trailers),
@@ -183,18 +181,18 @@ impl ReplayBody {
         polled
     }
 
-    /// Whether nothing more is to come.
+    /// Whether the body is complete.
     pub fn is_done(&self) -> bool {
         self.to_resend == 0 && self.body.is_done()
     }
 
-    /// Goes back to the start. False where too much has been sent to be kept.
+    /// Rewinds to the start; `false` if more was sent than is kept.
     pub fn rewind(&mut self) -> bool {
         self.to_resend = self.sent.len();
         !self.exhausted
     }
 
-    /// The server has answered: there will be no retry.
+    /// Drops the kept bytes: the server has responded, so there is no retry.
     pub fn stop_recording(&mut self) {
         self.exhausted = true;
         self.sent = VecDeque::new();
