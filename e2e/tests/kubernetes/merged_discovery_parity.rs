@@ -66,16 +66,22 @@ async fn create_custom_resource(plane: &ControlPlane, ours: usize, real: usize) 
     let mut client = plane.http_client(ours, Via::Bridge, Protocol::H2);
     let made = client.send(&request).await.unwrap();
     assert_eq!(made.status, 201, "{}", made.text());
+    let mut missing = Vec::new();
     eventually(
         "both show a custom resource",
         PEER_DISCOVERY_TIMEOUT,
         async || {
-            let mut all_shown = true;
+            let before = std::mem::take(&mut missing);
             for server in [ours, real] {
                 let document = plane.aggregated(server, Via::Bridge, "/apis").await;
-                all_shown &= shows(&document, "example.com", "v1", "things");
+                if !shows(&document, "example.com", "v1", "things") {
+                    missing.push(plane.servers[server].host.clone());
+                }
             }
-            all_shown
+            if missing != before {
+                println!("not shown by {missing:?}");
+            }
+            missing.is_empty()
         },
     )
     .await;
