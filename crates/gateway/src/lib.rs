@@ -1,7 +1,7 @@
 //! The gateway beside one kube-apiserver.
 //!
 //! A request passes these modules in this order: `frontend` accepts the connection, [`tls`] and
-//! [`serve`] read the request, [`authn`] authenticates the caller,
+//! `http-engine` read the request, [`authn`] authenticates the caller,
 //! `skewbridge_k8s_api::request_info` parses the target, [`routing`] decides which server gets the
 //! request, `proxy` sends it over connections of [`upstream`], and `error_response` turns failures
 //! into a `metav1.Status`. [`cluster_state`] holds what is known of the other servers; `control`

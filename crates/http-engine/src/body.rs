@@ -232,7 +232,7 @@ impl ResponseBody {
     }
 
     /// Buffers the start of the body until it is complete, exceeds `limit` bytes by a frame, or
-    /// [`MAX_BUFFERING_TIME`] has passed.
+    /// a second has passed.
     pub async fn buffer_start(mut self, limit: usize) -> Result<Self, BodyError> {
         let mut frames = VecDeque::new();
         let mut bytes = 0;

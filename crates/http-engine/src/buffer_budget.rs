@@ -245,7 +245,7 @@ pub struct Sample {
 }
 
 /// Detects a stalled stream. It has no cost until the stream waits, and a stream that waits for less than
-/// [`SAMPLE_INTERVAL`] is not counted.
+/// a second is not counted.
 #[derive(Debug)]
 pub struct StallGuard<'a> {
     limits: &'a ClientLimits,
