@@ -10,12 +10,13 @@ use crate::step::{self, StepError, cargo};
 
 /// The suites that take longest, longest first. One that starts late would run alone at the
 /// end. A wrong order only costs time.
-const LONGEST: [&str; 14] = [
-    "playground_new",
-    "playground_old",
+const LONGEST: [&str; 15] = [
+    "playground_parity_newer_servers",
+    "playground_parity_oldest_server",
     "client_commands",
     "client_copies",
     "run",
+    "playground_every_kubectl",
     "peer_concurrent_startup",
     "peer_upgrade",
     "peer_etcd",

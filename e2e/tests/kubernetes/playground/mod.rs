@@ -1,6 +1,6 @@
 //! The playground compared with real kube-apiservers: the same steps with the same kubectl,
 //! and its output. The scenarios are in the modules below; the suites that run them are
-//! `playground_old` and `playground_new`.
+//! `playground_parity_oldest_server` and `playground_parity_newer_servers`.
 
 mod discovery;
 mod fixture;

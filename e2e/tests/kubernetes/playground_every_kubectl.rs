@@ -1,5 +1,4 @@
-//! The playground's oldest server and its bridge compared with a real one, with every
-//! kubectl; and tests with every kubectl that need no real server.
+//! The playground with every kubectl, without real servers: its start, streams, pods and discovery.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -11,18 +10,13 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::kubectl_terminal::Terminal;
-use crate::playground::{COMMAND_TIMEOUT, RELEASES, kubectl_prints_the_same, run};
+use crate::playground::{COMMAND_TIMEOUT, RELEASES, run};
 
 /// The documented bound. The start takes a tenth of it, even without optimisation.
 const READY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The best of so many starts counts: the machine may be busy.
 const START_ATTEMPTS: usize = 3;
-
-#[tokio::test]
-async fn kubectl_output_equals_that_of_the_oldest_server() {
-    kubectl_prints_the_same(&["1.28"]).await;
-}
 
 #[tokio::test]
 async fn a_playground_is_ready_in_three_seconds() {
