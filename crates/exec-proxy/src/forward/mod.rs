@@ -32,7 +32,7 @@ use skewbridge_http_engine::client::{
     Pool, PoolConfig, ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse,
 };
 use skewbridge_http_engine::header_bounds::check_outgoing;
-use skewbridge_http_engine::http_message::content_length;
+use skewbridge_http_engine::message_headers::content_length;
 use skewbridge_http_engine::server::{ClientResponse, Service, UpgradeHandler};
 use skewbridge_http_engine::tunnel;
 use skewbridge_k8s_api::forwarding_headers;

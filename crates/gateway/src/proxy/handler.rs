@@ -12,9 +12,9 @@ use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use skewbridge_http_engine::body::{RequestBody, ResponseBody};
 use skewbridge_http_engine::buffer_budget::ClientLimits;
+use skewbridge_http_engine::close_connection::CloseConnection;
 use skewbridge_http_engine::header_bounds::HeaderLimit;
 use skewbridge_http_engine::http_date;
-use skewbridge_http_engine::http_message::CloseConnection;
 use skewbridge_http_engine::server::{ClientResponse, Service, UpgradeHandler};
 use skewbridge_http_signature::VerifyError;
 use skewbridge_k8s_api::content_negotiation::negotiate_error_format;
@@ -25,8 +25,9 @@ use skewbridge_k8s_api::status::Status;
 use super::discovery::Intercept;
 use super::error::ProxyError;
 use super::outbound::{Destination, OutboundRequest};
+use super::proxied_response::ProxiedResponse;
 use super::request_context::{Deadline, RequestContext};
-use super::stream_handshake::{self, StreamOutcome};
+use super::stream_handshake;
 use crate::access_log::AccessLogEntry;
 use crate::authentication_limit::{Attempt, Outcome, TokenHash};
 use crate::authn::{AuthnResult, Caller, ClientCertState, TrustConfig};
@@ -93,32 +94,20 @@ impl Service for ConnectionHandler {
             }
         };
         match handled {
-            Ok(StreamOutcome::Response(mut response)) => {
-                forwarding_headers::remove_hop_by_hop(response.headers_mut());
-                // These headers are valid for one hop: those of the upstream bridge end here.
-                remove_between_bridges(response.headers_mut());
-                if response.extensions_mut().remove::<ToPeer>().is_some() {
-                    mark_by_bridge(response.headers_mut());
+            Ok(ProxiedResponse {
+                mut response,
+                upgrade,
+            }) => {
+                if upgrade.is_none() {
+                    finish_headers(&mut response);
                 }
-                // RFC 9110, 6.6.1: a forwarded response has a Date.
-                let headers = response.headers_mut();
-                headers.entry(DATE).or_insert_with(http_date::now);
-                record.audit_id(headers);
-                record.status(response.status());
-                ClientResponse {
-                    response,
-                    switched: None,
-                    record,
-                }
-            }
-            Ok(StreamOutcome::Upgraded(response, switched)) => {
                 record.audit_id(response.headers());
                 record.status(response.status());
                 ClientResponse {
-                    response: response.map(|()| ResponseBody::empty()),
-                    switched: Some(UpgradeHandler::new(|io, input, record| {
-                        switched.run(io, input, record)
-                    })),
+                    response,
+                    switched: upgrade.map(|stream| {
+                        UpgradeHandler::new(|io, input, record| stream.run(io, input, record))
+                    }),
                     record,
                 }
             }
@@ -167,7 +156,7 @@ impl ConnectionHandler {
         head: &mut Parts,
         body: RequestBody,
         record: &mut AccessLogEntry,
-    ) -> Result<StreamOutcome, Response<Bytes>> {
+    ) -> Result<ProxiedResponse, Response<Bytes>> {
         let bridge = &*self.0.bridge;
         let trust = bridge.live.trust.load_full();
         let format = negotiate_error_format(&head.headers);
@@ -231,7 +220,7 @@ impl ConnectionHandler {
         body: RequestBody,
         (upgrade, switch): (Option<HeaderValue>, Option<UpgradeRequest>),
         record: &mut AccessLogEntry,
-    ) -> Result<StreamOutcome, ProxyError> {
+    ) -> Result<ProxiedResponse, ProxyError> {
         let bridge = context.bridge;
         let info = &context.info;
         record.verb(info.verb.as_str());
@@ -247,7 +236,7 @@ impl ConnectionHandler {
             if let (true, Some(attempt)) = (proven, &context.attempt) {
                 attempt.settle(Outcome::Accepted);
             }
-            return Ok(StreamOutcome::Response(cached));
+            return Ok(ProxiedResponse::new(cached));
         }
         self.add_forwarding_headers(head);
 
@@ -283,7 +272,7 @@ impl ConnectionHandler {
             && let UpstreamResponse::Response(response) = upstream_response
         {
             record.route("discovery");
-            // Boxed: watches are many, and do not come here.
+            // Boxed to keep the future of watches small, which are many and never take this path.
             let replaced = Box::pin(intercept.end(response, bridge)).await;
             upstream_response = UpstreamResponse::Response(replaced.map_err(ProxyError::unusable)?);
         }
@@ -464,7 +453,7 @@ fn route(
 
 /// Completes the response: `/readyz` also fails if the bridge is not ready, and a watch ends in its
 /// slot of the drain.
-fn finish(context: &RequestContext<'_>, mut response: UpstreamResponse) -> StreamOutcome {
+fn finish(context: &RequestContext<'_>, mut response: UpstreamResponse) -> ProxiedResponse {
     let bridge = context.bridge;
     if let UpstreamResponse::Response(response) = &mut response
         && context.rerouted
@@ -477,7 +466,7 @@ fn finish(context: &RequestContext<'_>, mut response: UpstreamResponse) -> Strea
         if context.info.is_readyz()
             && let Some(problem) = bridge.unreadiness()
         {
-            return StreamOutcome::Response(health::not_ready(&problem).map(ResponseBody::full));
+            return ProxiedResponse::new(health::not_ready(&problem).map(ResponseBody::full));
         }
         if context.info.verb == Verb::Watch {
             let slot = bridge.next_drain_slot.fetch_add(97, Ordering::Relaxed);
@@ -486,11 +475,24 @@ fn finish(context: &RequestContext<'_>, mut response: UpstreamResponse) -> Strea
         }
     }
     match response {
-        UpstreamResponse::Response(response) => StreamOutcome::Response(response),
+        UpstreamResponse::Response(response) => ProxiedResponse::new(response),
         UpstreamResponse::Upgraded(response, upgraded) => {
-            StreamOutcome::Upgraded(response, UpgradedStream::Tunnel(upgraded, None))
+            ProxiedResponse::switching(response, UpgradedStream::Tunnel(upgraded, None))
         }
     }
+}
+
+/// Sets the headers of a response that does not switch protocols.
+fn finish_headers(response: &mut Response<ResponseBody>) {
+    forwarding_headers::remove_hop_by_hop(response.headers_mut());
+    // These headers are valid for one hop: those of the upstream bridge end here.
+    remove_between_bridges(response.headers_mut());
+    if response.extensions_mut().remove::<ToPeer>().is_some() {
+        mark_by_bridge(response.headers_mut());
+    }
+    // RFC 9110, 6.6.1: a forwarded response has a Date.
+    let headers = response.headers_mut();
+    headers.entry(DATE).or_insert_with(http_date::now);
 }
 
 /// An authenticated request.

@@ -8,5 +8,6 @@ mod forward_local;
 mod forward_peer;
 pub(crate) mod handler;
 mod outbound;
+mod proxied_response;
 mod request_context;
 mod stream_handshake;

@@ -1,9 +1,8 @@
 //! Sets up a stream until its 101 response. Errors before 101 are HTTP responses, so that a client
 //! can use its fallback.
 
+use http::Response;
 use http::request::Parts;
-use http::{Response, StatusCode};
-use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_http_engine::drain::Drain;
 use skewbridge_k8s_api::status::Status;
 use skewbridge_remotecommand::port_forward::tunnel::{
@@ -18,6 +17,7 @@ use skewbridge_websocket::{Key, check_response};
 use super::access_review;
 use super::error::ProxyError;
 use super::outbound::OutboundRequest;
+use super::proxied_response::ProxiedResponse;
 use crate::access_log::AccessLogEntry;
 use crate::metrics::streams::StreamMetricsGuard;
 use crate::stream_kind::StreamKind;
@@ -34,21 +34,13 @@ use crate::upstream::UpstreamResponse;
 /// How much of a plain-text error response is quoted.
 const MAX_QUOTED_BYTES: usize = 1024;
 
-/// The outcome of a stream request.
-pub(crate) enum StreamOutcome {
-    /// A response without a stream.
-    Response(Response<ResponseBody>),
-    /// 101.
-    Upgraded(Response<()>, UpgradedStream),
-}
-
 /// Requests a stream as planned.
 pub(crate) async fn handshake(
     stream_request: StreamRequest,
     head: Parts,
     outbound: &OutboundRequest<'_>,
     record: &mut AccessLogEntry,
-) -> Result<StreamOutcome, ProxyError> {
+) -> Result<ProxiedResponse, ProxyError> {
     let StreamRequest { kind, client, plan } = stream_request;
     let handshake = Handshake {
         kind,
@@ -69,8 +61,8 @@ pub(crate) async fn handshake(
             }
             drop(response);
             let translation = Translation::ToSpdy(to_spdy);
-            let outcome = handshake.translate(translation, retry_head, record).await?;
-            if matches!(outcome, StreamOutcome::Upgraded(..)) {
+            let proxied = handshake.translate(translation, retry_head, record).await?;
+            if proxied.upgrade.is_some() {
                 tracing::info!(
                     kind = kind.as_str(),
                     protocol = ?protocol,
@@ -78,7 +70,7 @@ pub(crate) async fn handshake(
                 );
                 outbound.bridge().streams.remember_refusal(protocol);
             }
-            Ok(outcome)
+            Ok(proxied)
         }
     }
 }
@@ -114,15 +106,13 @@ impl Handshake<'_> {
     }
 
     /// The same protocol on both sides.
-    fn tunnel(&self, response: UpstreamResponse) -> StreamOutcome {
+    fn tunnel(&self, response: UpstreamResponse) -> ProxiedResponse {
         match response {
-            UpstreamResponse::Response(response) => StreamOutcome::Response(response),
+            UpstreamResponse::Response(response) => ProxiedResponse::new(response),
             UpstreamResponse::Upgraded(response, upgraded) => {
                 let stream_metrics = self.stream_metrics(self.client);
-                StreamOutcome::Upgraded(
-                    response,
-                    UpgradedStream::Tunnel(upgraded, Some(stream_metrics)),
-                )
+                let tunnel = UpgradedStream::Tunnel(upgraded, Some(stream_metrics));
+                ProxiedResponse::switching(response, tunnel)
             }
         }
     }
@@ -132,23 +122,25 @@ impl Handshake<'_> {
         translation: Translation,
         head: Parts,
         record: &mut AccessLogEntry,
-    ) -> Result<StreamOutcome, ProxyError> {
+    ) -> Result<ProxiedResponse, ProxyError> {
         record.route("stream");
         match translation {
             Translation::ToSpdy(request) => {
-                let outcome = self.to_spdy(request, head, record).await;
-                let code = match &outcome {
-                    Ok(StreamOutcome::Response(response)) => Some(response.status()),
-                    Err(error) => Some(error.code(self.outbound.bridge())),
+                let proxied = self.to_spdy(request, head, record).await;
+                let code = match &proxied {
                     // Counted at the end of the stream, as kube-apiserver does.
-                    Ok(StreamOutcome::Upgraded(_, UpgradedStream::WsToSpdyExec(_))) => None,
-                    Ok(StreamOutcome::Upgraded(..)) => Some(StatusCode::SWITCHING_PROTOCOLS),
+                    Ok(ProxiedResponse {
+                        upgrade: Some(UpgradedStream::WsToSpdyExec(_)),
+                        ..
+                    }) => None,
+                    Ok(proxied) => Some(proxied.response.status()),
+                    Err(error) => Some(error.code(self.outbound.bridge())),
                 };
                 if let Some(code) = code {
                     let metrics = &self.outbound.bridge().metrics;
                     metrics.streams().translated(self.kind, code);
                 }
-                outcome
+                proxied
             }
             Translation::ToWebSocket(request) => self.to_websocket(&request, head, record).await,
         }
@@ -160,7 +152,7 @@ impl Handshake<'_> {
         request: ToSpdy,
         mut head: Parts,
         record: &mut AccessLogEntry,
-    ) -> Result<StreamOutcome, ProxyError> {
+    ) -> Result<ProxiedResponse, ProxyError> {
         let token = request.token.as_ref();
         match &request.stream {
             WebSocketStream::Command(_) => {
@@ -174,7 +166,7 @@ impl Handshake<'_> {
         let options = Options::from_query(QueryDialect::Api, head.uri.query());
         let (response, upstream) = match self.outbound.send(head, record).await? {
             UpstreamResponse::Upgraded(response, upgraded) => (response, upgraded),
-            UpstreamResponse::Response(response) => return Ok(StreamOutcome::Response(response)),
+            UpstreamResponse::Response(response) => return Ok(ProxiedResponse::new(response)),
         };
         let unexpected = |error: upgrade_headers::UnexpectedUpgrade| bad_gateway(error.to_string());
         match &request.stream {
@@ -207,7 +199,7 @@ impl Handshake<'_> {
                 let response =
                     upgrade_headers::websocket_response(&request.request, agreement.header);
                 let upgraded_stream = UpgradedStream::WsToSpdyExec(Box::new(command));
-                Ok(StreamOutcome::Upgraded(response, upgraded_stream))
+                Ok(ProxiedResponse::switching(response, upgraded_stream))
             }
             WebSocketStream::PortForward { offers } => {
                 let offers = offers.iter().map(String::as_str);
@@ -222,7 +214,7 @@ impl Handshake<'_> {
                 let response =
                     upgrade_headers::websocket_response(&request.request, Some(accepted));
                 let upgraded_stream = UpgradedStream::WsToSpdyPortForward(Box::new(port_forward));
-                Ok(StreamOutcome::Upgraded(response, upgraded_stream))
+                Ok(ProxiedResponse::switching(response, upgraded_stream))
             }
         }
     }
@@ -233,7 +225,7 @@ impl Handshake<'_> {
         request: &ToWebSocket,
         head: Parts,
         record: &mut AccessLogEntry,
-    ) -> Result<StreamOutcome, ProxyError> {
+    ) -> Result<ProxiedResponse, ProxyError> {
         // Checked before the request is sent upstream.
         match request {
             ToWebSocket::Command { offers } => {
@@ -294,9 +286,9 @@ impl Handshake<'_> {
         offer: &'static str,
         record: &mut AccessLogEntry,
         switch: impl FnOnce(Upgraded) -> (Response<()>, UpgradedStream),
-    ) -> Result<StreamOutcome, ProxyError> {
+    ) -> Result<ProxiedResponse, ProxyError> {
         if let Err(refused) = access_review::check_create(&head, self.outbound, record).await {
-            return Ok(StreamOutcome::Response(refused));
+            return Ok(ProxiedResponse::new(refused));
         }
         let key = Key::random();
         upgrade_headers::to_websocket(&mut head, &key, offer);
@@ -315,12 +307,12 @@ impl Handshake<'_> {
                     String::from_utf8_lossy(&body)
                 )));
             }
-            UpstreamResponse::Response(response) => return Ok(StreamOutcome::Response(response)),
+            UpstreamResponse::Response(response) => return Ok(ProxiedResponse::new(response)),
         };
         match check_response(response.status(), response.headers(), &key, &[offer]) {
             Ok(Some(_)) => {
                 let (response, upgraded_stream) = switch(upgraded);
-                Ok(StreamOutcome::Upgraded(response, upgraded_stream))
+                Ok(ProxiedResponse::switching(response, upgraded_stream))
             }
             Ok(None) => Err(bad_gateway(format!(
                 "upstream did not accept the subprotocol {offer}"

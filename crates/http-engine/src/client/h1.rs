@@ -18,11 +18,11 @@ use tokio::time::{Duration, Sleep, sleep};
 use super::connector::{ConnectionCredential, ConnectionGuard};
 use super::{ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse};
 use crate::body::{BodyError, BodySource, Frame, PollFrame, ResponseBody};
-use crate::http_message::{content_length, expects_continue};
 use crate::http1::{
     BodyEvent, Decoder, Encoder, Framing, HeadTerminator, ResponseHead, parse_response,
     write_headers, write_request_line,
 };
+use crate::message_headers::{content_length, expects_continue};
 
 /// Read size: two TLS records.
 const READ_CHUNK_BYTES: usize = 32 * 1024;

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use super::connector::{ConnectionCredential, ConnectionGuard, Keepalive, PoolMetrics};
 use super::{ReplayBody, SendError};
 use crate::body::{BodyError, BodySource, Frame, PollFrame, ResponseBody, poll_stream};
-use crate::http_message::expects_continue;
+use crate::message_headers::expects_continue;
 
 /// Requests on one connection: what kube-apiserver allows.
 const MAX_STREAMS: u32 = 100;

@@ -19,8 +19,8 @@ use super::h1::{ConnectionReturn, H1Connection, headers_for_h1};
 use super::h2::{H2Connection, H2Response, Stream};
 use super::{ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse};
 use crate::body::ResponseBody;
+use crate::close_connection::CloseConnection;
 use crate::header_bounds::{self, HeaderLimit};
-use crate::http_message::CloseConnection;
 
 /// Idle timeout, well below the server's (kube-apiserver: 90 s), so that a close and a request do not
 /// race.

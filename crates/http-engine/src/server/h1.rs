@@ -18,14 +18,15 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::{ClientIo, ClientResponse, ClientTimeouts, ResponseRecord, Service, UpgradeHandler};
 use crate::body::{BodyError, BodySource, Frame, PollFrame, RequestBody, ResponseBody};
 use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
+use crate::close_connection::CloseConnection;
 use crate::drain::Drain;
 use crate::error_response;
 use crate::header_bounds::HeaderLimit;
-use crate::http_message::{CloseConnection, content_length, expects_continue};
 use crate::http1::{
     BodyEvent, Decoder, Encoder, Framing, HeadError, HeadTerminator, RequestHead, parse_request,
     write_headers, write_status_line,
 };
+use crate::message_headers::{content_length, expects_continue};
 
 /// Read size: a request is a head and perhaps an object.
 const READ_CHUNK_BYTES: usize = 8 * 1024;

@@ -22,14 +22,15 @@ use crate::body::{
     BodyError, BodySource, Frame, PollFrame, RequestBody, ResponseBody, poll_stream,
 };
 use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
+use crate::close_connection::CloseConnection;
 use crate::drain::Drain;
 use crate::error_response;
 use crate::header_bounds::{
     ExpansionDecision, HeaderCredit, HeaderLimit, MAX_HEADER_LIST_BYTES, MAX_JOINED_COOKIE_BYTES,
     list_bytes,
 };
-use crate::http_message::{CloseConnection, expects_continue};
 use crate::http1::MAX_FIELDS;
+use crate::message_headers::expects_continue;
 
 /// Flow-control window of a stream: kube-apiserver's (its 99th percentile of object sizes).
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;

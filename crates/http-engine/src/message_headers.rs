@@ -1,4 +1,5 @@
-//! HTTP message rules that servers and clients share.
+//! Headers of requests and responses that the server and the client interpret alike: `Expect` and
+//! `Content-Length`.
 
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, EXPECT};
@@ -14,8 +15,3 @@ pub fn expects_continue(headers: &HeaderMap) -> bool {
 pub fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
-
-/// A response extension: close the client's connection after it. kube-apiserver does so for
-/// anonymous callers.
-#[derive(Debug, Clone, Copy)]
-pub struct CloseConnection;
