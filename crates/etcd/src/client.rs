@@ -82,8 +82,8 @@ impl Client {
         F: Future<Output = Result<T, Failure>>,
     {
         let mut tried = vec![false; self.inner.endpoints.len()];
-        // A reused connection may have ended unnoticed: the first time, that says nothing
-        // about its endpoint.
+        // A reused connection may have ended unnoticed: the first such
+        // failure does not count against its endpoint.
         let mut may_reuse_endpoint = true;
         loop {
             let (index, open) = self.inner.pick(&tried);

@@ -16,11 +16,11 @@ use crate::exec_info::ExecInfo;
 use crate::signals::{IgnoredSignals, SignalStream};
 
 /// How long to wait for the release of the client's lock after the client has closed its end of
-/// our standard output. A client that lives on does not wait for this plugin any more.
+/// our standard output. A client that still runs does not wait for this plugin any more.
 const LOCK_GRACE_AFTER_CLOSED_OUTPUT: Duration = Duration::from_secs(1);
 
 /// How long to wait for the release of the client's lock after a signal. The client usually
-/// lives on, and does not need this plugin.
+/// still runs, and does not need this plugin.
 const LOCK_GRACE_AFTER_SIGNAL: Duration = Duration::from_millis(300);
 
 /// Whether the client must have a lock file.
@@ -142,7 +142,7 @@ impl ShutdownWatcher {
                 (ShutdownReason::Signal, LOCK_GRACE_AFTER_SIGNAL)
             }
         };
-        // A client that dies closes its files one after the other, and a terminal that hangs up
+        // A client process that ends closes its files one after the other, and a terminal that hangs up
         // ends client and plugin: the client's lock file has to be removed nevertheless.
         if self.client.is_some() {
             let _ = timeout(lock_grace, client_exit(self.client.as_mut())).await;

@@ -155,7 +155,7 @@ mod tests {
         let rest = prop::collection::vec(any::<u8>(), 0..64);
         let good = (status, fields, padding, rest).prop_map(|(status, fields, padding, rest)| {
             let (fields, padding) = (fields.concat(), "x".repeat(padding));
-            let head = format!("HTTP/1.1 {status} Said\r\n{fields}Pad: {padding}\r\n\r\n");
+            let head = format!("HTTP/1.1 {status} Reason\r\n{fields}Pad: {padding}\r\n\r\n");
             [head.as_bytes(), &rest].concat()
         });
         let noise = prop::collection::vec(any::<u8>(), 0..64);

@@ -3,7 +3,7 @@
 //! snapshot for routing.
 //!
 //! Leases, addresses and discovery documents arrive from three sources and in any order. A real
-//! kube-apiserver drops a peer for good when its Lease arrives first (it gives up after some
+//! kube-apiserver drops a peer permanently when its Lease arrives first (it gives up after some
 //! retries). This table keeps a peer while its Lease is valid, and uses its last successful poll
 //! until then.
 

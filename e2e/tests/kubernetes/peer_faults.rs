@@ -1,4 +1,4 @@
-//! The only server of an API dies and returns; and a bridge whose gate is off.
+//! The only server of an API is killed and restarted; and a bridge whose gate is off.
 //!
 //! No client gets "not found" for an API that a server of the cluster serves, as long as its
 //! identity Lease exists: it gets a 503 Status with `Retry-After` while none of those servers

@@ -1,4 +1,4 @@
-//! Of two servers of an API one dies and returns, and then each is replaced as in a rolling
+//! Of two servers of an API one is killed and restarted, and then each is replaced as in a rolling
 //! upgrade, while clients of another server's bridge use the API without disruption.
 //!
 //! - While one of them is reachable, no read fails; and no write either, if the other

@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use skewbridge_http_engine::body::{RequestBody, ResponseBody};
 use skewbridge_http_engine::drain::drain_channel;
-use skewbridge_http_engine::server::{ClientIo, ClientResponse as HttpAnswer, Service};
+use skewbridge_http_engine::server::{ClientIo, ClientResponse, Service};
 use skewbridge_http_engine::server::{ClientTimeouts, h1};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -110,7 +110,7 @@ struct Requests {
 impl Service for Requests {
     type Record = ();
 
-    async fn call(&self, request: Request<RequestBody>) -> HttpAnswer {
+    async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
         let control = &self.control;
         // RFC 9110, 15.5.6: a 405 lists the allowed methods.
         let allowed = match request.uri().path().trim_matches('/') {
@@ -136,7 +136,7 @@ impl Service for Requests {
             let allowed = HeaderValue::from_static(allowed);
             response.headers_mut().insert(ALLOW, allowed);
         }
-        HttpAnswer::new(response)
+        ClientResponse::new(response)
     }
 }
 

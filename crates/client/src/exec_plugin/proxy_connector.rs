@@ -206,7 +206,7 @@ fn tls_error_message(error: &io::Error) -> String {
         Some(TlsError::InvalidCertificate(_)) => {
             format!("cannot be trusted: {}", explain_tls_error(error))
         }
-        _ => format!("does not speak TLS with us: {}", explain_tls_error(error)),
+        _ => format!("TLS handshake failed: {}", explain_tls_error(error)),
     }
 }
 

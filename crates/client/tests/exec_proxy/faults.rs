@@ -267,7 +267,7 @@ async fn a_port_taken_by_another_program_causes_another_exec() {
             of_another_ca.addr(),
             "cannot be trusted: its certificate is not signed by the plugin's",
         ),
-        (without_tls, "does not speak TLS with us"),
+        (without_tls, "TLS handshake failed"),
     ];
     for (other_program, expected) in rows {
         let mut fixture = Fixture::new(PluginKind::Itself).await;

@@ -510,7 +510,7 @@ mod tests {
 
     impl Dial for UnreachableDial {
         fn dial(&self, _: ProtocolOffer) -> BoxFuture<'_, Result<DialedStream, ConnectError>> {
-            Box::pin(async { Err(ConnectError::new("nobody there")) })
+            Box::pin(async { Err(ConnectError::new("connection refused")) })
         }
     }
 

@@ -70,7 +70,7 @@ async fn send(
     prefer: ProtocolPreference,
     request: &mut Request<ReplayBody>,
 ) -> Result<UpstreamResponse, SendError> {
-    // An false 404: the server has been replaced by one that does not serve this any more, and
+    // A false 404: the server has been replaced by one that does not serve this any more, and
     // its discovery has not been polled yet.
     let declines = |status, headers: &_| {
         context.is_unknown_path(status, headers)

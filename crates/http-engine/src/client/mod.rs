@@ -57,10 +57,10 @@ pub enum SendError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// Connected, but the server has not processed the request: a stale connection, or a refused stream.
-    #[error("upstream did not take the request: {0}")]
+    #[error("upstream did not process the request: {0}")]
     NotProcessed(String),
     /// The same, because of a GOAWAY that is unrelated to the request.
-    #[error("upstream did not take the request: {0}")]
+    #[error("upstream did not process the request: {0}")]
     GoAway(String),
     /// The server responded that it has not processed the request.
     #[error("upstream declined the request with {}", .0.as_u16())]

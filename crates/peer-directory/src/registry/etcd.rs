@@ -573,7 +573,7 @@ impl EtcdRegistry {
                 let error = describe_error(&failure, &self.files);
                 if began.elapsed() > MAX_BACKOFF || error != last {
                     let what = activity.as_str();
-                    tracing::warn!(%error, flag = "--etcd-servers", "cannot {what}; the last read values stay in use");
+                    tracing::warn!(%error, flag = "--etcd-servers", "cannot {what}; {}", activity.effect_of_failure());
                     last.clone_from(&error);
                 }
                 self.reporter.failed(activity, error);

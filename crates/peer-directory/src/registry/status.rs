@@ -80,6 +80,15 @@ impl Activity {
         }
     }
 
+    /// What the bridge does while the activity fails.
+    pub(crate) fn effect_of_failure(self) -> &'static str {
+        if self.is_read() {
+            "the last read values stay in use"
+        } else {
+            "the write is retried"
+        }
+    }
+
     fn is_read(self) -> bool {
         match self {
             Self::Read | Self::ReadBridges | Self::ReadRecords => true,
