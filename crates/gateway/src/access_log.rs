@@ -10,6 +10,7 @@ use skewbridge_peer_directory::{Identity, InFlightGuard, Peer};
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
+use crate::placement_rule::Rule;
 
 /// The status code of nginx for a request that ended without a response: the client disconnected,
 /// or the bridge was stopped.
@@ -46,6 +47,7 @@ struct Line {
     caller: String,
     peer: Option<Identity>,
     peer_host: Option<String>,
+    placed: Option<Rule>,
     client: SocketAddr,
     audit_id: Option<String>,
     impersonate_user: Option<String>,
@@ -98,6 +100,7 @@ impl AccessLogEntry {
             caller: String::new(),
             peer: None,
             peer_host: None,
+            placed: None,
             client,
             audit_id: logged(head.headers.get(AUDIT_ID)),
             impersonate_user: logged(head.headers.get(IMPERSONATE_USER)),
@@ -134,6 +137,13 @@ impl AccessLogEntry {
         if let Some(line) = &mut self.line {
             line.peer = Some(peer.identity.clone());
             line.peer_host = peer.name().host().map(str::to_owned);
+        }
+    }
+
+    /// Sets the placement rule by which a peer gets the request.
+    pub(crate) fn placed(&mut self, rule: Option<Rule>) {
+        if let Some(line) = &mut self.line {
+            line.placed = rule;
         }
     }
 
@@ -188,6 +198,7 @@ impl Drop for AccessLogEntry {
                 route = self.route,
                 peer = line.peer.as_ref().map(tracing::field::display),
                 peer_host = line.peer_host,
+                placed = line.placed.map(Rule::as_str),
                 verb = self.verb,
                 code = self.code,
                 bytes = self.bytes,

@@ -118,7 +118,8 @@ impl Cluster {
         local.is_some_and(|local| local.index.serves(request)) || self.is_shared(request, now)
     }
 
-    fn is_shared(&self, request: &RequestInfo<'_>, now: Instant) -> bool {
+    /// Whether all servers share the API of a request.
+    pub fn is_shared(&self, request: &RequestInfo<'_>, now: Instant) -> bool {
         self.is_shared_version(request.group, request.version, now)
     }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use rustls_pki_types::ServerName;
+use skewbridge_k8s_api::component::GuardedComponents;
 use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_peer_directory::registry::SharedMemoryRegistry;
 
@@ -171,6 +172,8 @@ pub struct Peers {
     pub advertise_port: Option<u16>,
     /// `--peer-cidrs`
     pub cidrs: Vec<IpNet>,
+    /// `--guard-components`: components whose server must not be older than they are.
+    pub guarded_components: GuardedComponents,
     /// `--state-dir`
     pub state_dir: Option<PathBuf>,
     /// `--etcd-*`

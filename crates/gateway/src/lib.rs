@@ -38,6 +38,7 @@ mod log_budget;
 pub mod metrics;
 mod openapi;
 pub mod peer_config;
+pub mod placement_rule;
 mod proxy;
 pub mod routing;
 pub mod self_test;

@@ -1,13 +1,18 @@
 //! The routing decision: a pure function over plain data, tested by a table of rules.
 
+mod placement;
+
 use std::sync::Arc;
 use std::time::Instant;
 
 use skewbridge_k8s_api::request_info::{Kind, RequestInfo};
+use skewbridge_k8s_api::version::Version;
 use skewbridge_peer_directory::{Identity, Peer};
 
+pub use self::placement::{Candidate, Placement, candidates, is_new_enough, place};
 use crate::authn::Caller;
 use crate::cluster_state::{Cluster, ServedBy, UnsyncedInput};
+use crate::placement_rule::Rule;
 use crate::upstream::UpstreamIdentity;
 
 /// Where a request goes.
@@ -17,6 +22,8 @@ pub enum Route {
     Local(UpstreamIdentity),
     /// To one of these peers, which serve a request that the local server does not serve.
     Peer(Vec<Arc<Peer>>),
+    /// The local server serves the request, but a placement rule decides.
+    Placed(Placed),
     /// To no server: the bridge rejects it.
     Refuse(Refusal),
 }
@@ -25,11 +32,25 @@ impl Route {
     /// The metric label.
     pub fn as_str(&self) -> &'static str {
         match self {
+            Self::Placed(placed) if placed.peers.is_empty() => "local",
             Self::Local(_) => "local",
-            Self::Peer(_) => "peer",
+            Self::Peer(_) | Self::Placed(_) => "peer",
             Self::Refuse(_) => "rejected",
         }
     }
+}
+
+/// A request that the local server serves and that a placement rule applies to.
+#[derive(Debug, Clone)]
+pub struct Placed {
+    /// The peers that satisfy the rule better than the local server; empty if there are none.
+    pub peers: Vec<Arc<Peer>>,
+    /// For the local server, which gets the request if none of these peers accepts it.
+    pub fallback: UpstreamIdentity,
+    /// The rule that applies.
+    pub rule: Rule,
+    /// No available server satisfies the rule.
+    pub unmet: bool,
 }
 
 /// Why the bridge rejects a request.
@@ -60,6 +81,8 @@ pub struct RouteInput {
     pub can_assert: bool,
     /// The previous hops of the request.
     pub hop_state: HopState,
+    /// The version of the component that sends the request, if its server must not be older.
+    pub component: Option<Version>,
 }
 
 /// The previous hops of a request.
@@ -112,7 +135,23 @@ pub fn route(
         ServedBy::Local if rerouted && !cluster.is_served_locally(request, now) => {
             Route::Refuse(Refusal::NotServed)
         }
-        ServedBy::Local => Route::Local(identity),
+        // KEP-4020, Risks 4: the sending bridge has placed the request.
+        ServedBy::Local if rerouted => Route::Local(identity),
+        ServedBy::Local => match place(request, bridge.component, cluster, now) {
+            Placement::Local(None) => Route::Local(identity),
+            Placement::Local(Some(rule)) => Route::Placed(Placed {
+                peers: Vec::new(),
+                fallback: identity,
+                rule,
+                unmet: true,
+            }),
+            Placement::Peers { peers, unmet } => Route::Placed(Placed {
+                peers,
+                fallback: identity,
+                rule: Rule::Version,
+                unmet: unmet.is_some(),
+            }),
+        },
         ServedBy::Peers(peers) => Route::Peer(peers),
         ServedBy::Unknown(identity) => Route::Refuse(Refusal::PeerUnknown(identity)),
     }

@@ -3,9 +3,9 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -198,6 +198,8 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         self_test: self_test.clone(),
         bridge_user: config.upstream.bridge_user.clone(),
         signatures: Signatures::of(config, metrics.signatures()),
+        guarded_components: config.peers.guarded_components.clone(),
+        logged_components: Mutex::default(),
         authentication_limit: AuthenticationLimit::of(&config.limits),
         buffers: buffer_budget(config, &metrics),
     });

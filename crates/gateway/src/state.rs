@@ -1,13 +1,15 @@
 //! The state that all connections of a bridge share.
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use http::HeaderValue;
 use skewbridge_http_engine::buffer_budget::BufferBudget;
 use skewbridge_http_engine::drain::Drain;
+use skewbridge_k8s_api::component::{Component, GuardedComponents};
 use skewbridge_k8s_api::forwarding_headers::ViaToken;
 use skewbridge_k8s_api::version::Version as KubeVersion;
 
@@ -28,6 +30,10 @@ const ADMIN_HINT: &str = "/readyz?verbose at --admin-address says why";
 
 /// Why the bridge itself is not ready.
 const UPSTREAM_NOT_SEEN: &str = "upstream has not been ready yet";
+
+/// Pairs of component and minor version that are logged. Clients choose their `User-Agent`, so this
+/// bounds memory and log lines.
+const MAX_LOGGED_COMPONENTS: usize = 64;
 
 /// The state that all connections of a bridge share.
 #[derive(Debug)]
@@ -68,6 +74,10 @@ pub(crate) struct GatewayState {
     pub(crate) bridge_user: BridgeUser,
     /// Verifies signed requests, if there are keys.
     pub(crate) signatures: Option<Signatures>,
+    /// Components whose server must not be older than they are; none without peering.
+    pub(crate) guarded_components: GuardedComponents,
+    /// Components for which a missing newer server has been logged.
+    pub(crate) logged_components: Mutex<BTreeSet<(String, u16)>>,
     /// Limits failed authentications per source.
     pub(crate) authentication_limit: AuthenticationLimit,
     /// Buffered bytes of all clients.
@@ -105,6 +115,17 @@ impl GatewayState {
         client.note_failure();
         if let Some(attempt) = attempt {
             attempt.settle(Outcome::Refused);
+        }
+    }
+
+    /// Logs, once for each component and minor version, that no available server is as new as the
+    /// component.
+    pub(crate) fn log_older_server(&self, component: Component<'_>) {
+        let mut logged = (self.logged_components.lock()).unwrap_or_else(PoisonError::into_inner);
+        let is_new = logged.len() < MAX_LOGGED_COMPONENTS
+            && logged.insert((component.name.to_owned(), component.version.minor));
+        if is_new {
+            tracing::warn!(component = component.name, version = %component.version, "no available kube-apiserver is as new as a component; the newest one gets its requests");
         }
     }
 

@@ -14,6 +14,7 @@
 //! ```
 
 pub mod cbor;
+pub mod component;
 pub mod content_negotiation;
 pub mod exec_credential;
 pub mod forwarding_headers;

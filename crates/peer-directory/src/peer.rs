@@ -136,6 +136,16 @@ impl Peer {
         self.served.is_none() || matches!(source, Some(ApiSource::Published | ApiSource::Stored))
     }
 
+    /// Whether the peer runs and is expected to answer: a request that the local server could
+    /// answer too is sent only to such a peer.
+    pub fn is_available(&self, now: Instant) -> bool {
+        self.address.is_some()
+            && self.published
+            && self.alive_until > now
+            && self.health.is_reachable()
+            && self.health.is_healthy(now)
+    }
+
     /// Whether the peer is known to serve this request.
     pub fn serves(&self, request: &RequestInfo<'_>) -> bool {
         let served = self.served.as_ref();

@@ -6,6 +6,7 @@ mod bridge_rbac;
 mod client_commands;
 mod client_copies;
 mod client_go;
+mod component_versions;
 mod control_plane;
 mod controller_manager;
 mod discovery;

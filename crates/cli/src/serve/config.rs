@@ -13,6 +13,7 @@ use skewbridge_gateway::config::{
 };
 use skewbridge_gateway::tls::ca_conflict::{self, CaConflict};
 use skewbridge_gateway::tls::files::{KeyPairFiles, load_ca};
+use skewbridge_k8s_api::component::GuardedComponents;
 use skewbridge_k8s_api::identity::IdentityHeaders;
 
 use super::diagnostics::{Diagnostics, Problems, Warning};
@@ -366,6 +367,10 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, diagnostics: &mut Diagnostics) -> 
         Some(path) => egress::read(Path::new(path), diagnostics),
         None => Some(Egress::Direct),
     };
+    let guarded_components = diagnostics.value(
+        "--guard-components",
+        guarded_components(&flags.guard_components),
+    );
     let etcd = self::etcd(etcd, diagnostics);
     Some(Peers {
         identity: identity?,
@@ -374,6 +379,7 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, diagnostics: &mut Diagnostics) -> 
         advertise_ip,
         advertise_port,
         cidrs,
+        guarded_components: guarded_components?,
         state_dir: non_empty(flags.state_dir.as_ref()).map(PathBuf::from),
         etcd: etcd?,
         egress: egress?,
@@ -384,6 +390,17 @@ fn identity(text: &str) -> Parsed<ApiServerIdentity> {
     match text {
         "auto" => Ok(ApiServerIdentity::Auto),
         name => parse::dns_subdomain(name).map(ApiServerIdentity::Named),
+    }
+}
+
+/// The components of `--guard-components`.
+fn guarded_components(values: &[String]) -> Parsed<GuardedComponents> {
+    let names = parse::list(values)?;
+    match names.as_slice() {
+        [] => Ok(GuardedComponents::default()),
+        [only] if only == "off" => Ok(GuardedComponents::none()),
+        names => GuardedComponents::new(names.iter().map(String::as_str))
+            .map_err(|error| error.to_string()),
     }
 }
 

@@ -172,6 +172,11 @@ pub(crate) struct PeerFlags {
     /// Networks that peer addresses must be in; required with --peer-registry=leases
     #[arg(long, value_name = "LIST")]
     pub(crate) peer_cidrs: Vec<String>,
+    /// Components that are not sent to a kube-apiserver older than themselves while a newer one
+    /// is healthy, by the name in their User-Agent; off for none [default: kubelet,
+    /// kube-controller-manager, kube-scheduler, cloud-controller-manager, kube-proxy, kubeadm]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) guard_components: Vec<String>,
     /// Directory in which the bridge stores what other servers serve, for its next start;
     /// without it, this is stored only in the registry
     #[arg(long, value_name = "DIR")]

@@ -11,6 +11,7 @@ use skewbridge_gateway::config::{
     Limits, Listen, LogFormat, Logs, Peers, RegistryKind, RequestHeader, ServingTls, Shutdown,
     Streams, TlsVersion, TranslateStreams, Upstream, UpstreamStreams,
 };
+use skewbridge_k8s_api::component::GuardedComponents;
 use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_peer_directory::Identity;
 use skewbridge_peer_directory::registry::SharedMemoryRegistry;
@@ -66,6 +67,7 @@ pub(super) fn config(
             advertise_ip: Some(LOOPBACK),
             advertise_port: None,
             cidrs: Vec::new(),
+            guarded_components: GuardedComponents::default(),
             state_dir: None,
             etcd: Etcd::default(),
             egress: Egress::Direct,

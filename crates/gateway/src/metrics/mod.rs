@@ -6,6 +6,7 @@ pub(crate) mod connections;
 pub(crate) mod discovery;
 pub mod headers;
 pub(crate) mod peers;
+pub(crate) mod placement;
 pub(crate) mod process;
 pub(crate) mod signatures;
 pub(crate) mod streams;
@@ -28,6 +29,7 @@ use connections::ConnectionMetrics;
 use discovery::DiscoveryMetrics;
 use headers::HeaderMetrics;
 use peers::PeerMetrics;
+use placement::PlacementMetrics;
 use process::ProcessMetrics;
 use signatures::SignatureMetrics;
 use streams::StreamMetrics;
@@ -57,6 +59,7 @@ struct Inner {
     peers: PeerMetrics,
     discovery: DiscoveryMetrics,
     streams: StreamMetrics,
+    placement: PlacementMetrics,
     signatures: SignatureMetrics,
     connections: ConnectionMetrics,
     buffers: BufferMetrics,
@@ -228,6 +231,7 @@ impl Metrics {
         let peers = PeerMetrics::register(&mut registry);
         let discovery = DiscoveryMetrics::register(&mut registry);
         let streams = StreamMetrics::register(&mut registry);
+        let placement = PlacementMetrics::register(&mut registry);
         let signatures = SignatureMetrics::register(&mut registry);
         let connections = ConnectionMetrics::register(&mut registry);
         let buffers = BufferMetrics::register(&mut registry);
@@ -250,6 +254,7 @@ impl Metrics {
             peers,
             discovery,
             streams,
+            placement,
             signatures,
             connections,
             buffers,
@@ -281,6 +286,10 @@ impl Metrics {
     }
 
     /// Metrics of signed requests.
+    pub(crate) fn placement(&self) -> &PlacementMetrics {
+        &self.0.placement
+    }
+
     pub(crate) fn signatures(&self) -> &SignatureMetrics {
         &self.0.signatures
     }

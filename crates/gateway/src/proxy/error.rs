@@ -49,6 +49,8 @@ enum ErrorKind {
     LocalReplaced,
     /// No peer has accepted the request.
     NoPeer(String),
+    /// The only peer that got the request has not processed it, but has read its body.
+    NotProcessedByPeer(String),
     /// A peer may have processed the request. The response has no `Retry-After`, because a retry
     /// could process it twice.
     PeerLost(String),
@@ -105,6 +107,17 @@ impl ProxyError {
         Self::new(ErrorKind::NoPeer(why.into()), Retry::Safe)
     }
 
+    /// A peer has read the request and not processed it, so the bridge cannot send it again.
+    pub(crate) fn not_processed_by_peer(why: impl Into<String>) -> Self {
+        Self::new(ErrorKind::NotProcessedByPeer(why.into()), Retry::Safe)
+    }
+
+    /// Whether no peer has accepted the request, so that the bridge can still send it to the local
+    /// server.
+    pub(crate) fn is_unsent(&self) -> bool {
+        matches!(self.kind, ErrorKind::NoPeer(_))
+    }
+
     /// A peer may have processed the request.
     pub(crate) fn peer_lost(why: impl Into<String>) -> Self {
         Self::new(ErrorKind::PeerLost(why.into()), Retry::Unsafe)
@@ -155,7 +168,9 @@ impl ProxyError {
                 "{} does not serve this any more; discovery of other servers is in progress",
                 bridge.upstream_name()
             )),
-            ErrorKind::NoPeer(why) => error_response::retry_later(format!("{PEER_FAILED}: {why}")),
+            ErrorKind::NoPeer(why) | ErrorKind::NotProcessedByPeer(why) => {
+                error_response::retry_later(format!("{PEER_FAILED}: {why}"))
+            }
             ErrorKind::PeerLost(why) => Status::unavailable(format!("{PEER_FAILED}: {why}")),
             ErrorKind::Timeout(limit) => Status::timeout(format!(
                 "the kube-apiserver that serves this did not answer within {} s",

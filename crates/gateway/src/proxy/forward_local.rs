@@ -11,7 +11,7 @@ use skewbridge_http_engine::header_bounds::HeaderLimit;
 use tokio::time::sleep;
 
 use super::error::ProxyError;
-use super::forward_peer;
+use super::forward_peer::{self, AfterLastPeer};
 use super::request_context::RequestContext;
 use crate::access_log::AccessLogEntry;
 use crate::cluster_state::{ResyncHint, ServedBy};
@@ -117,6 +117,7 @@ async fn forward_to_peers(
     match context.served_by_peers() {
         ServedBy::Peers(peers) if !context.rerouted && request.body_mut().rewind() => {
             record.route("peer");
+            let peers = (peers, AfterLastPeer::Respond);
             forward_peer::forward(context, peers, prefer, request, record).await
         }
         _ => Err(error),

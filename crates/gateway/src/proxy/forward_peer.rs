@@ -23,6 +23,7 @@ use crate::authn::Caller;
 use crate::bridge_headers::is_not_processed;
 use crate::cluster_state::ResyncHint;
 use crate::metrics::peers::PeerError;
+use crate::routing::is_new_enough;
 use crate::upstream::{
     PeerConnectionIdentity, ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse,
 };
@@ -31,16 +32,33 @@ use crate::upstream::{
 /// pages of lists.
 const MAX_BUFFERED_BYTES: usize = 64 * 1024;
 
+/// What happens to a request that the last peer declines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterLastPeer {
+    /// The client gets the response of that peer.
+    Respond,
+    /// The caller sends the request to the local server.
+    TryLocal,
+}
+
 /// Sends a request to one of these peers.
 pub(crate) async fn forward(
     context: &RequestContext<'_>,
-    serving: Vec<Arc<Peer>>,
+    (serving, after): (Vec<Arc<Peer>>, AfterLastPeer),
     prefer: ProtocolPreference,
     request: &mut Request<ReplayBody>,
     record: &mut AccessLogEntry,
 ) -> Result<UpstreamResponse, ProxyError> {
     let mut attempt = Attempt::new(context);
-    let result = try_peers(context, serving, prefer, request, &mut attempt, record).await;
+    let result = try_peers(
+        context,
+        (serving, after),
+        prefer,
+        request,
+        &mut attempt,
+        record,
+    )
+    .await;
     attempt.end(&result);
     result
 }
@@ -95,7 +113,7 @@ impl Drop for Attempt<'_> {
 
 async fn try_peers(
     context: &RequestContext<'_>,
-    serving: Vec<Arc<Peer>>,
+    (serving, after): (Vec<Arc<Peer>>, AfterLastPeer),
     prefer: ProtocolPreference,
     request: &mut Request<ReplayBody>,
     attempt: &mut Attempt<'_>,
@@ -123,6 +141,13 @@ async fn try_peers(
         )));
     }
     let mut order = order_candidates(serving, context.bridge.next_lb_seed(), attempt.began);
+    if let Some(component) = context.component {
+        let satisfies = |peer: &Arc<Peer>| {
+            let version = peer.served.as_ref().and_then(|served| served.version);
+            peer.is_available(attempt.began) && is_new_enough(component.version, version)
+        };
+        order.sort_by_key(|peer| !satisfies(peer));
+    }
     let mut unreachable = None;
     order.retain(|peer| {
         let reachable = peer.health.is_reachable();
@@ -150,7 +175,8 @@ async fn try_peers(
     let last = order.len() - 1;
     for (index, peer) in order.iter().enumerate() {
         attempt.peer = Some(peer.clone());
-        let error = match send(context, peer, prefer, request, index == last, record).await {
+        let ends_here = index == last && after == AfterLastPeer::Respond;
+        let error = match send(context, peer, prefer, request, ends_here, record).await {
             Ok(response) => return Ok(response),
             Err(error) => match error.into_source()? {
                 SendError::Client(cause) => {
@@ -340,7 +366,7 @@ async fn send(
             // The request has not been processed, but its body has been consumed.
             None if outcome.is_err() => {
                 let why = format!("{} does not serve this any more", peer.name());
-                return Err(ProxyError::no_peer(why));
+                return Err(ProxyError::not_processed_by_peer(why));
             }
             None => {}
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, DATE, HOST, UPGRADE};
+use http::header::{CONNECTION, DATE, HOST, UPGRADE, USER_AGENT, WARNING};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
@@ -37,11 +37,14 @@ use crate::cluster_state::ResyncHint;
 use crate::error_response::{self, Detail};
 use crate::health;
 use crate::metrics::connections::Credential;
-use crate::routing::{self, HopState, Refusal, Route};
+use crate::placement_rule::Rule;
+use crate::routing::{self, HopState, Placed, Refusal, Route};
 use crate::signatures::{self, SignatureError, Signatures};
 use crate::state::GatewayState;
 use crate::streams::{UpgradeRequest, UpgradedStream};
-use crate::upstream::{Pools, ProtocolPreference, RetryClass, UpstreamResponse};
+use crate::upstream::{
+    Pool, Pools, ProtocolPreference, RetryClass, UpstreamIdentity, UpstreamResponse,
+};
 use crate::watch_drain::WatchEnd;
 
 /// Handles the requests of one client connection.
@@ -188,6 +191,7 @@ impl ConnectionHandler {
         let token = self.unproven_token(&caller, head);
         // The head is forwarded; the context keeps the method and the URI that it was parsed from.
         let (method, uri) = (head.method.clone(), head.uri.clone());
+        let user_agent = head.headers.get(USER_AGENT).cloned();
         let path = decoded_path(&method, &uri)
             .map_err(|status| error_response::status(&status, format))?;
         let context = RequestContext {
@@ -197,6 +201,9 @@ impl ConnectionHandler {
             limits: &self.0.limits,
             trust,
             info: RequestInfo::parse(&method, &path, uri.query()),
+            component: user_agent
+                .as_ref()
+                .and_then(|it| bridge.guarded_components.find(it.to_str().ok()?)),
             caller,
             from_front_proxy,
             rerouted,
@@ -224,11 +231,14 @@ impl ConnectionHandler {
         let bridge = context.bridge;
         let info = &context.info;
         record.verb(info.verb.as_str());
-        let destination = route(context, head, record)?;
+        let Routed {
+            destination,
+            warning,
+        } = route(context, head, record)?;
         let mut intercept = match &destination {
             Destination::Local(_) if context.rerouted => Intercept::polled_by_peer(head, context),
             Destination::Local(_) => Intercept::of(head, context),
-            Destination::Peers(_) => Intercept::Nothing,
+            Destination::Peers(_) | Destination::PeersOrLocal(..) => Intercept::Nothing,
         };
         if let Some(cached) = intercept.begin(head, bridge).await {
             record.route("discovery");
@@ -276,7 +286,11 @@ impl ConnectionHandler {
             let replaced = Box::pin(intercept.end(response, bridge)).await;
             upstream_response = UpstreamResponse::Response(replaced.map_err(ProxyError::unusable)?);
         }
-        Ok(finish(context, upstream_response))
+        let mut proxied = finish(context, upstream_response);
+        if let Some(warning) = warning {
+            proxied.response.headers_mut().append(WARNING, warning);
+        }
+        Ok(proxied)
     }
 
     /// Authenticates a request. The body of a signed request is complete afterwards.
@@ -411,7 +425,7 @@ fn route(
     context: &RequestContext<'_>,
     head: &Parts,
     record: &mut AccessLogEntry,
-) -> Result<Destination, ProxyError> {
+) -> Result<Routed, ProxyError> {
     let bridge = context.bridge;
     let input = routing::RouteInput {
         shutting_down: bridge.drain.is_not_ready(),
@@ -421,24 +435,20 @@ fn route(
             (false, true) => HopState::FromPeer,
             (false, false) => HopState::First,
         },
+        component: context.component.map(|it| it.version),
     };
     let cluster = bridge.cluster_handle.as_ref().map(|it| it.cluster.load());
     let cluster = cluster.as_deref().map(|it| (&**it, Instant::now()));
     let route = routing::route(&context.info, &context.caller, input, cluster);
     record.route(route.as_str());
     match route {
-        Route::Local(identity) => {
-            let (pools, targets) = (context.pools, &bridge.live.targets);
-            let pool = if context.is_unproven() {
-                Some(pools.anonymous(targets, &bridge.metrics))
-            } else {
-                pools.of(identity, targets, &bridge.metrics)
-            };
-            // The certificate was removed since the routing decision.
-            let pool = pool.ok_or_else(|| ProxyError::refused(Refusal::CannotAssert))?;
-            Ok(Destination::Local(pool))
+        Route::Local(identity) => Ok(Destination::Local(local_pool(context, identity)?).into()),
+        Route::Peer(peers) => {
+            record.placed(Some(Rule::Serves));
+            bridge.metrics.placement().placed(Rule::Serves);
+            Ok(Destination::Peers(peers).into())
         }
-        Route::Peer(peers) => Ok(Destination::Peers(peers)),
+        Route::Placed(placed) => place(context, placed, record),
         Route::Refuse(refusal) => {
             if refusal == Refusal::NotServed
                 && let Some(cluster_handle) = &bridge.cluster_handle
@@ -449,6 +459,68 @@ fn route(
             Err(ProxyError::refused(refusal))
         }
     }
+}
+
+/// The destination of a request, and what its response warns of.
+struct Routed {
+    destination: Destination,
+    /// The `Warning` header of the response.
+    warning: Option<HeaderValue>,
+}
+
+impl From<Destination> for Routed {
+    fn from(destination: Destination) -> Self {
+        Self {
+            destination,
+            warning: None,
+        }
+    }
+}
+
+fn local_pool(
+    context: &RequestContext<'_>,
+    identity: UpstreamIdentity,
+) -> Result<Arc<Pool>, ProxyError> {
+    let bridge = context.bridge;
+    let (pools, targets) = (context.pools, &bridge.live.targets);
+    let pool = if context.is_unproven() {
+        Some(pools.anonymous(targets, &bridge.metrics))
+    } else {
+        pools.of(identity, targets, &bridge.metrics)
+    };
+    // The certificate was removed since the routing decision.
+    pool.ok_or_else(|| ProxyError::refused(Refusal::CannotAssert))
+}
+
+/// The destination of a request to which a placement rule applies.
+fn place(
+    context: &RequestContext<'_>,
+    placed: Placed,
+    record: &mut AccessLogEntry,
+) -> Result<Routed, ProxyError> {
+    let bridge = context.bridge;
+    let metrics = bridge.metrics.placement();
+    let pool = local_pool(context, placed.fallback)?;
+    let destination = if placed.peers.is_empty() {
+        Destination::Local(pool)
+    } else {
+        metrics.placed(placed.rule);
+        record.placed(Some(placed.rule));
+        Destination::PeersOrLocal(placed.peers, pool)
+    };
+    let warning = context.component.filter(|_| placed.unmet).and_then(|it| {
+        metrics.unmet(placed.rule);
+        bridge.log_older_server(it);
+        let text = format!(
+            "299 - \"no available kube-apiserver is as new as {}\"",
+            it.name
+        );
+        HeaderValue::from_str(&text).ok()
+    });
+    Ok(Routed {
+        destination,
+        warning,
+    })
 }
 
 /// Completes the response: `/readyz` also fails if the bridge is not ready, and a watch ends in its

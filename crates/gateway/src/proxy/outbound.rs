@@ -11,6 +11,7 @@ use skewbridge_k8s_api::status::Status;
 use skewbridge_peer_directory::Peer;
 
 use super::error::ProxyError;
+use super::forward_peer::AfterLastPeer;
 use super::request_context::{Deadline, RequestContext};
 use super::{forward_local, forward_peer};
 use crate::access_log::AccessLogEntry;
@@ -26,6 +27,8 @@ use crate::upstream::{Pool, ProtocolPreference, ReplayBody, RetryClass, Upstream
 pub(super) enum Destination {
     Local(Arc<Pool>),
     Peers(Vec<Arc<Peer>>),
+    /// These peers, or the local server if none of them accepts the request.
+    PeersOrLocal(Vec<Arc<Peer>>, Arc<Pool>),
 }
 
 /// A routed request.
@@ -81,12 +84,15 @@ impl OutboundRequest<'_> {
                     let peers = peers.clone();
                     Box::pin(forward_peer::forward(
                         self.context,
-                        peers,
+                        (peers, AfterLastPeer::Respond),
                         self.prefer,
                         &mut request,
                         record,
                     ))
                     .await
+                }
+                Destination::PeersOrLocal(peers, pool) => {
+                    Box::pin(self.send_to_peers_or_local(peers, pool, &mut request, record)).await
                 }
             }
         });
@@ -100,6 +106,34 @@ impl OutboundRequest<'_> {
         })?;
         self.note_status(response.status());
         Ok(response)
+    }
+
+    async fn send_to_peers_or_local(
+        &self,
+        peers: &[Arc<Peer>],
+        pool: &Arc<Pool>,
+        request: &mut Request<ReplayBody>,
+        record: &mut AccessLogEntry,
+    ) -> Result<UpstreamResponse, ProxyError> {
+        let (context, prefer) = (self.context, self.prefer);
+        let outcome = forward_peer::forward(
+            context,
+            (peers.to_vec(), AfterLastPeer::TryLocal),
+            prefer,
+            request,
+            record,
+        )
+        .await;
+        match outcome {
+            Err(error) if error.is_unsent() && request.body_mut().rewind() => {
+                tracing::debug!("no peer accepted a request; the local server gets it");
+                context.clear_identity_for_peer(request.headers_mut());
+                record.route("local");
+                record.placed(None);
+                forward_local::forward(context, pool, prefer, request, record).await
+            }
+            outcome => outcome,
+        }
     }
 
     /// Records whether the status of a response proves or rejects the token of the caller.
@@ -152,7 +186,7 @@ impl OutboundRequest<'_> {
         let version = match self.destination {
             Destination::Local(_) => self.bridge().upstream_version.load().as_deref().copied(),
             // Any of them may answer, so the lowest version counts.
-            Destination::Peers(peers) => {
+            Destination::Peers(peers) | Destination::PeersOrLocal(peers, _) => {
                 let versions = peers.iter().map(|peer| peer.served.as_ref()?.version);
                 versions.min().flatten()
             }

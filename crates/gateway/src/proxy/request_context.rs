@@ -11,7 +11,9 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_http_engine::buffer_budget::ClientLimits;
 use skewbridge_http_engine::header_bounds::HeaderLimit;
+use skewbridge_k8s_api::component::Component;
 use skewbridge_k8s_api::content_negotiation::Format;
+use skewbridge_k8s_api::forwarding_headers::PEER_PROXIED;
 use skewbridge_k8s_api::identity::User;
 use skewbridge_k8s_api::request_info::{Kind, RequestInfo, Verb};
 use skewbridge_k8s_api::status::Status;
@@ -51,6 +53,8 @@ pub(crate) struct RequestContext<'a> {
     pub(crate) limits: &'a ClientLimits,
     pub(crate) trust: Arc<TrustConfig>,
     pub(crate) info: RequestInfo<'a>,
+    /// The component that sends the request, if its server must not be older.
+    pub(crate) component: Option<Component<'a>>,
     pub(crate) caller: Caller,
     /// The connection has the certificate of a peer or front proxy.
     pub(crate) from_front_proxy: bool,
@@ -153,6 +157,12 @@ impl RequestContext<'_> {
             return self.assert(headers, &anonymous);
         }
         self.set_identity_headers(headers, version)
+    }
+
+    /// Removes what [`Self::set_identity_for_peer`] and the hop to a peer have added.
+    pub(crate) fn clear_identity_for_peer(&self, headers: &mut HeaderMap) {
+        self.trust.headers().remove(headers);
+        headers.remove(PEER_PROXIED);
     }
 
     fn set_identity_headers(

@@ -19,6 +19,7 @@ const READY: RouteInput = RouteInput {
     shutting_down: false,
     can_assert: true,
     hop_state: HopState::First,
+    component: None,
 };
 const SHUTTING_DOWN: RouteInput = RouteInput {
     shutting_down: true,
@@ -74,6 +75,17 @@ fn describe(route: &Route) -> String {
         Route::Peer(peers) => {
             let names: Vec<_> = peers.iter().map(|it| it.identity.to_string()).collect();
             names.join("+")
+        }
+        Route::Placed(placed) => {
+            let names: Vec<_> = (placed.peers.iter())
+                .map(|it| it.identity.as_str())
+                .collect();
+            let (names, rule) = (names.join("+"), placed.rule.as_str());
+            let unmet = if placed.unmet { ", unmet" } else { "" };
+            format!(
+                "{names} by {rule}{unmet}, else {}",
+                placed.fallback.as_str()
+            )
         }
         Route::Refuse(refusal) => format!("{refusal:?}"),
     }
@@ -422,4 +434,63 @@ fn routes_have_metric_labels() {
     assert_eq!(Route::Local(UpstreamIdentity::Plain).as_str(), "local");
     assert_eq!(Route::Peer(Vec::new()).as_str(), "peer");
     assert_eq!(Route::Refuse(Refusal::Loop).as_str(), "rejected");
+}
+
+#[test]
+fn a_rule_applies_only_to_requests_that_no_bridge_has_placed() {
+    let now = Instant::now();
+    let version = |text: &str| Some(text.parse::<Version>().unwrap());
+    let mut cluster = cluster();
+    let with_version = |apis: &ServedApis, text| {
+        Arc::new(ServedApis {
+            index: apis.index.clone(),
+            documents: apis.documents.clone(),
+            etags: [None, None],
+            version: version(text),
+            by_bridge: true,
+        })
+    };
+    cluster.local = Some(with_version(cluster.local.as_deref().unwrap(), "v1.34.4"));
+    for peer in &mut cluster.peers.peers {
+        let served = with_version(peer.served.as_deref().unwrap(), "v1.36.4");
+        *peer = Arc::new(Peer {
+            identity: peer.identity.clone(),
+            host: None,
+            address: peer.address,
+            published: true,
+            alive_until: now + Duration::from_secs(40),
+            awaited_until: now,
+            served: Some(served),
+            record: peer.record.clone(),
+            health: peer.health.clone(),
+            last_success: None,
+            problem: None,
+        });
+    }
+    let newer = RouteInput {
+        component: version("v1.36.0"),
+        ..READY
+    };
+    let same = RouteInput {
+        component: version("v1.34.9"),
+        ..READY
+    };
+    let rerouted = RouteInput {
+        component: version("v1.36.0"),
+        ..REROUTED
+    };
+    for (path, input, expected) in [
+        ("/api/v1/pods", newer, "b by version, else front-proxy"),
+        ("/api/v1/pods", same, "front-proxy"),
+        // At most one hop.
+        ("/api/v1/pods", rerouted, "front-proxy"),
+        // Discovery is merged by the local bridge.
+        ("/apis", newer, "front-proxy"),
+        // Custom resources are the same everywhere.
+        ("/apis/custom.example.com/v1/widgets", newer, "front-proxy"),
+        ("/apis/new.k8s.io/v1/widgets", newer, "b+c"),
+    ] {
+        let went = route_of(&Method::GET, path, &certificate(), input, &cluster);
+        assert_eq!(went, expected, "{path} {input:?}");
+    }
 }

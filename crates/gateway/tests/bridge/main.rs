@@ -7,6 +7,7 @@ mod authentication;
 mod authentication_limit;
 mod bodies;
 mod buffered_memory;
+mod component_versions;
 mod connection_sharing;
 mod connection_slots;
 mod direct_servers;

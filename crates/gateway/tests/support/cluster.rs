@@ -168,7 +168,12 @@ impl ClusterFixture {
 
     /// Starts a bridge and waits until it has the discovery of every published peer.
     pub(crate) async fn start(&self) -> Handle {
-        let bridge = start(&self.config());
+        self.start_with(&self.config()).await
+    }
+
+    /// Does so with a changed configuration.
+    pub(crate) async fn start_with(&self, config: &Config) -> Handle {
+        let bridge = start(config);
         eventually("the cluster is known", TEST_TIMEOUT, async || {
             let view = peers(&bridge).await;
             let all = view["peers"].as_array().unwrap();

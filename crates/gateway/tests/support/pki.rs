@@ -13,6 +13,7 @@ use skewbridge_gateway::config::{
     Limits, Listen, LogFormat, Logs, Peers, RegistryKind, RequestHeader, ServingTls, Shutdown,
     Streams, TlsVersion, TranslateStreams, Upstream, UpstreamStreams,
 };
+use skewbridge_k8s_api::component::GuardedComponents;
 use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, TlsClient};
 
@@ -100,6 +101,7 @@ impl PkiFixture {
                 advertise_ip: None,
                 advertise_port: None,
                 cidrs: Vec::new(),
+                guarded_components: GuardedComponents::default(),
                 state_dir: None,
                 etcd: Etcd::default(),
                 egress: Egress::Direct,

@@ -1,0 +1,125 @@
+//! Components are sent to a server that is not older than themselves, if one is available.
+
+use h2::Reason;
+use skewbridge_gateway::Handle;
+use skewbridge_k8s_api::component::GuardedComponents;
+use skewbridge_testkit::{Reply, TEST_TIMEOUT, eventually};
+
+use crate::support::admin_client;
+use crate::support::cluster::{
+    ClusterFixture, OWN, PeerServer, SHARED, SHARED_PATH, send_request, served_by,
+};
+use crate::support::fake_apiserver::DiscoveryFormat;
+
+const B: &str = "apiserver-b";
+const NEWER: &str = "kubelet/v1.36.2 (linux/amd64) kubernetes/0e0e0e0";
+const SAME: &str = "kubelet/v1.34.9 (linux/amd64) kubernetes/0e0e0e0";
+const NEWEST: &str = "kubelet/v1.37.0 (linux/amd64) kubernetes/0e0e0e0";
+const OTHER: &str = "kubectl/v1.36.2 (linux/amd64) kubernetes/0e0e0e0";
+
+/// The local server has version 1.34.4, the peer 1.36.4.
+async fn mixed_cluster(guarded: GuardedComponents) -> (ClusterFixture, PeerServer, Handle) {
+    let cluster = ClusterFixture::new(&[]).await;
+    let version = ("v1.34.4", DiscoveryFormat::V2);
+    cluster.local.set_version(version.0, version.1);
+    let b = cluster.peer(B, &[SHARED]).await;
+    let mut config = cluster.config();
+    config.peers.guarded_components = guarded;
+    let bridge = cluster.start_with(&config).await;
+    (cluster, b, bridge)
+}
+
+async fn send(
+    cluster: &ClusterFixture,
+    bridge: &Handle,
+    method: &str,
+    user_agent: &str,
+) -> skewbridge_testkit::Response {
+    let headers = [("user-agent", user_agent)];
+    let client = cluster.alice();
+    send_request(&client, bridge, method, SHARED_PATH, &headers, "").await
+}
+
+async fn metric(bridge: &Handle, name: &str, rule: &str) -> Option<f64> {
+    let scrape = admin_client::scrape(bridge.admin_address()).await;
+    scrape.value(name, &[("rule", rule)])
+}
+
+#[tokio::test]
+async fn a_component_uses_a_server_that_is_not_older() {
+    let (cluster, _b, bridge) = mixed_cluster(GuardedComponents::default()).await;
+    for (user_agent, expected, warns) in [
+        (NEWER, B, false),
+        (SAME, OWN, false),
+        (OTHER, OWN, false),
+        // No server is as new: the newest one gets the request.
+        (NEWEST, B, true),
+    ] {
+        for method in ["GET", "POST"] {
+            let answer = send(&cluster, &bridge, method, user_agent).await;
+            assert_eq!(served_by(&answer), expected, "{method} {user_agent}");
+            let warning = answer.header("warning");
+            assert_eq!(warning.is_some(), warns, "{user_agent} {warning:?}");
+        }
+    }
+    let placed = metric(&bridge, "skewbridge_placed_requests_total", "version").await;
+    assert_eq!(placed, Some(4.0));
+    let unmet = metric(&bridge, "skewbridge_unmet_placements_total", "version").await;
+    assert_eq!(unmet, Some(2.0));
+}
+
+#[tokio::test]
+async fn the_rule_can_be_turned_off() {
+    let (cluster, b, bridge) = mixed_cluster(GuardedComponents::none()).await;
+    let answer = send(&cluster, &bridge, "GET", NEWER).await;
+    assert_eq!(served_by(&answer), OWN);
+    assert!(b.client_requests().is_empty());
+}
+
+#[tokio::test]
+async fn a_component_uses_the_older_server_while_no_newer_one_accepts_requests() {
+    let (cluster, b, bridge) = mixed_cluster(GuardedComponents::default()).await;
+    b.shut_down().await;
+    // The first request meets the closed port, and none fails.
+    for _ in 0..3 {
+        for method in ["GET", "POST"] {
+            let answer = send(&cluster, &bridge, method, NEWER).await;
+            assert_eq!(served_by(&answer), OWN, "{method}");
+        }
+    }
+    eventually("a warning", TEST_TIMEOUT, async || {
+        let answer = send(&cluster, &bridge, "GET", NEWER).await;
+        let warning = answer.header("warning").map(str::to_owned);
+        warning.is_some_and(|it| it.starts_with("299 - \"no available kube-apiserver is as new"))
+    })
+    .await;
+    for recorded in cluster.local.client_requests() {
+        assert_eq!(recorded.header("x-kubernetes-peer-proxied"), None);
+        assert_eq!(recorded.all("x-remote-user"), ["alice"], "{recorded:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_write_that_a_peer_may_have_processed_is_not_sent_to_the_local_server() {
+    let (cluster, b, bridge) = mixed_cluster(GuardedComponents::default()).await;
+    b.apiserver.set_hook(|recorded| {
+        (recorded.path() == SHARED_PATH).then(|| Reply::reset(Reason::INTERNAL_ERROR))
+    });
+    let answer = send(&cluster, &bridge, "POST", NEWER).await;
+    assert_eq!(answer.status, 503, "{}", answer.text());
+    assert!(cluster.local.client_requests().is_empty());
+}
+
+#[tokio::test]
+async fn the_local_server_gets_a_request_that_the_bridge_of_the_newer_server_cannot_send() {
+    let (cluster, b, bridge) = mixed_cluster(GuardedComponents::default()).await;
+    // The server behind that bridge has ended.
+    b.apiserver.set_hook(|recorded| {
+        let not_processed = || Reply::new(503).header("x-skewbridge-not-processed", "true");
+        (recorded.path() == SHARED_PATH).then(not_processed)
+    });
+    for method in ["GET", "POST"] {
+        let answer = send(&cluster, &bridge, method, NEWER).await;
+        assert_eq!(served_by(&answer), OWN, "{method}");
+    }
+}
