@@ -9,7 +9,7 @@ use skewbridge_k8s_api::request_info::{Kind, RequestInfo};
 use skewbridge_k8s_api::version::Version;
 use skewbridge_peer_directory::{Identity, Peer};
 
-pub use self::placement::{Candidate, Placement, candidates, is_new_enough, place};
+pub use self::placement::{Candidate, Placement, candidates, is_new_enough, newer_peers, place};
 use crate::authn::Caller;
 use crate::cluster_state::{Cluster, ServedBy, UnsyncedInput};
 use crate::placement_rule::Rule;

@@ -2,12 +2,14 @@
 //! it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::{Request, Response, StatusCode};
 use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_http_engine::header_bounds;
 use skewbridge_http_engine::header_bounds::HeaderLimit;
+use skewbridge_k8s_api::request_info::Verb;
+use skewbridge_peer_directory::Peer;
 use tokio::time::sleep;
 
 use super::error::ProxyError;
@@ -15,6 +17,8 @@ use super::forward_peer::{self, AfterLastPeer};
 use super::request_context::RequestContext;
 use crate::access_log::AccessLogEntry;
 use crate::cluster_state::{ResyncHint, ServedBy};
+use crate::placement_rule::Rule;
+use crate::routing;
 use crate::upstream::{Pool, ProtocolPreference, ReplayBody, SendError, UpstreamResponse};
 
 /// The delay before a retry after a failed connect. A server that refuses connections is often just
@@ -44,7 +48,8 @@ pub(crate) async fn forward(
         .inspect_err(|_| context.met_header_limit(HeaderLimit::OutgoingTooLarge))
         .map_err(ProxyError::rejected)?;
     request.body_mut().set_header_bytes(bytes);
-    let outcome = match send(context, pool, prefer, request).await {
+    let newer = newer_peers(context, request);
+    let outcome = match send(context, pool, prefer, request, !newer.is_empty()).await {
         Ok(UpstreamResponse::Response(response)) if may_be_unserved_404(context, &response) => {
             let checked = Box::pin(context.detect_false_404(response)).await;
             Ok(UpstreamResponse::Response(
@@ -54,6 +59,16 @@ pub(crate) async fn forward(
         outcome => outcome,
     };
     match outcome {
+        Err(SendError::Declined(StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)) => {
+            Box::pin(forward_to_newer(
+                context,
+                (newer, pool),
+                prefer,
+                request,
+                record,
+            ))
+            .await
+        }
         Err(SendError::Declined(_)) => {
             Box::pin(forward_to_peers(context, prefer, request, record)).await
         }
@@ -69,12 +84,14 @@ async fn send(
     pool: &Arc<Pool>,
     prefer: ProtocolPreference,
     request: &mut Request<ReplayBody>,
+    has_newer_peers: bool,
 ) -> Result<UpstreamResponse, SendError> {
     // A false 404: the server has been replaced by one that does not serve this any more, and
     // its discovery has not been polled yet.
     let declines = |status, headers: &_| {
-        context.is_unknown_path(status, headers)
-            && (context.rerouted || !matches!(context.served_by_peers(), ServedBy::Local))
+        (has_newer_peers && is_rejected_option(status))
+            || context.is_unknown_path(status, headers)
+                && (context.rerouted || !matches!(context.served_by_peers(), ServedBy::Local))
     };
     let error = match pool.send_or_decline(request, prefer, declines).await {
         Err(error @ SendError::Declined(_)) => return Err(error),
@@ -121,6 +138,58 @@ async fn forward_to_peers(
             forward_peer::forward(context, peers, prefer, request, record).await
         }
         _ => Err(error),
+    }
+}
+
+/// Peers that may know an option of a list or watch that the local server rejects: field selectors
+/// are added to resources with new versions.
+fn newer_peers(context: &RequestContext<'_>, request: &Request<ReplayBody>) -> Vec<Arc<Peer>> {
+    let has_options = matches!(context.info.verb, Verb::List | Verb::Watch)
+        && request.uri().query().is_some_and(|query| !query.is_empty());
+    match &context.bridge.cluster_handle {
+        Some(cluster_handle) if has_options && !context.rerouted => {
+            let cluster = cluster_handle.cluster.load();
+            routing::newer_peers(&context.info, &cluster, Instant::now())
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Whether a status can mean that the server does not know an option of the query.
+fn is_rejected_option(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY
+    )
+}
+
+/// Sends a read whose options the local server has rejected to newer peers. If none accepts it, the
+/// client gets the response of the local server.
+async fn forward_to_newer(
+    context: &RequestContext<'_>,
+    (newer, pool): (Vec<Arc<Peer>>, &Arc<Pool>),
+    prefer: ProtocolPreference,
+    request: &mut Request<ReplayBody>,
+    record: &mut AccessLogEntry,
+) -> Result<UpstreamResponse, ProxyError> {
+    if !request.body_mut().rewind() {
+        return Err(local_replaced(context));
+    }
+    record.route("peer");
+    record.placed(Some(Rule::Version));
+    context.bridge.metrics.placement().placed(Rule::Version);
+    let peers = (newer, AfterLastPeer::TryLocal);
+    match forward_peer::forward(context, peers, prefer, request, record).await {
+        Err(error) if error.is_unsent() && request.body_mut().rewind() => {
+            context.clear_identity_for_peer(request.headers_mut());
+            let identity_set = context.set_identity_for_local(request.headers_mut());
+            identity_set.map_err(ProxyError::rejected)?;
+            record.route("local");
+            record.placed(None);
+            let sent = send(context, pool, prefer, request, false).await;
+            sent.map_err(ProxyError::local)
+        }
+        outcome => outcome,
     }
 }
 

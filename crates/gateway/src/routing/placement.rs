@@ -104,6 +104,23 @@ pub fn candidates(
     candidates
 }
 
+/// The available peers that serve a request and are newer than the local server.
+pub fn newer_peers(request: &RequestInfo<'_>, cluster: &Cluster, now: Instant) -> Vec<Arc<Peer>> {
+    let local = cluster.local.as_ref().and_then(|local| local.version);
+    let Some(local) = local.filter(|_| !cluster.is_shared(request, now)) else {
+        return Vec::new();
+    };
+    let is_newer = |peer: &Peer| {
+        let version = peer.served.as_ref().and_then(|served| served.version);
+        version.is_some_and(|version| minor(version) > minor(local))
+    };
+    let peers = cluster.peers.peers.iter();
+    peers
+        .filter(|peer| is_newer(peer) && peer.serves(request) && peer.is_available(now))
+        .cloned()
+        .collect()
+}
+
 /// The lower, the better: available servers, those that satisfy all rules, then the newest. Of
 /// equals the local server is the first.
 type Rank = (bool, bool, Reverse<Option<(u16, u16)>>, bool);

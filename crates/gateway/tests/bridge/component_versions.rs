@@ -123,3 +123,33 @@ async fn the_local_server_gets_a_request_that_the_bridge_of_the_newer_server_can
         assert_eq!(served_by(&answer), OWN, "{method}");
     }
 }
+
+#[tokio::test]
+async fn a_list_whose_options_the_older_server_rejects_is_sent_to_a_newer_one() {
+    let (cluster, b, bridge) = mixed_cluster(GuardedComponents::default()).await;
+    let rejected = |message: &'static str| {
+        move |recorded: &skewbridge_testkit::RecordedRequest| {
+            (recorded.path() == SHARED_PATH).then(|| Reply::new(400).body(message))
+        }
+    };
+    cluster
+        .local
+        .set_hook(rejected("\"spec.x\" is not a known field selector"));
+    let list = format!("{SHARED_PATH}?fieldSelector=spec.x%3Da");
+    let get = async |path: &str| {
+        let headers = [("user-agent", OTHER)];
+        send_request(&cluster.alice(), &bridge, "GET", path, &headers, "").await
+    };
+    assert_eq!(served_by(&get(&list).await), B);
+    // Without options no newer server would answer differently.
+    assert_eq!(get(SHARED_PATH).await.status, 400);
+    // The newer server rejects it too.
+    b.apiserver.set_hook(rejected("newer"));
+    let answer = get(&list).await;
+    assert_eq!((answer.status, answer.text()), (400, "newer".to_owned()));
+    // No newer server accepts requests: the response of the local one counts.
+    b.shut_down().await;
+    let answer = get(&list).await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("not a known field selector"));
+}
