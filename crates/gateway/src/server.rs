@@ -360,6 +360,7 @@ fn run_control(
         let admin = Admin {
             metrics: bridge.metrics.clone(),
             health: health.clone(),
+            guarded_components: bridge.guarded_components.clone(),
         };
         let serve_admin = admin::run(ports.admin, admin, listen.timeouts);
         let test = self_test::run(bridge.clone(), health.upstream.clone());

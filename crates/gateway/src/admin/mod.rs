@@ -1,6 +1,9 @@
-//! The admin port: metrics, health checks and `/debug/peers`, on loopback.
+//! The admin port: metrics, health checks, `/debug/peers` and `/debug/route`, on loopback.
 
 mod debug_peers;
+mod debug_route;
+
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
@@ -9,6 +12,7 @@ use skewbridge_http_engine::body::{RequestBody, ResponseBody};
 use skewbridge_http_engine::drain::drain_channel;
 use skewbridge_http_engine::server::ClientTimeouts;
 use skewbridge_http_engine::server::{ClientIo, ClientResponse, Service, h1};
+use skewbridge_k8s_api::component::GuardedComponents;
 use skewbridge_k8s_api::content_negotiation::negotiate_error_format;
 use skewbridge_k8s_api::status::Status;
 use tokio::net::TcpListener;
@@ -27,6 +31,8 @@ const MAX_CONNECTIONS: usize = 64;
 pub(crate) struct Admin {
     pub(crate) metrics: Metrics,
     pub(crate) health: Health,
+    /// `--guard-components`
+    pub(crate) guarded_components: GuardedComponents,
 }
 
 /// Serves until it is dropped: also while the bridge drains, so that the drain can be observed.
@@ -81,6 +87,7 @@ impl Admin {
             ("healthz", check) => (HealthEndpoint::Healthz, check),
             ("metrics", "") => return self.metrics(),
             ("debug", "peers") => return self.peers(),
+            ("debug", "route") => return self.route(request),
             _ => return not_found(request),
         };
         let checks = self.health.checks(endpoint);
@@ -93,12 +100,25 @@ impl Admin {
     }
 
     fn peers(&self) -> Response<Bytes> {
-        let text = debug_peers::json(&self.health.cluster_handle);
-        let mut response = health::text(StatusCode::OK, text);
-        response
-            .headers_mut()
-            .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        response
+        json(debug_peers::json(&self.health.cluster_handle))
+    }
+
+    fn route(&self, request: &Request<RequestBody>) -> Response<Bytes> {
+        let cluster = self.health.cluster_handle.as_ref().ok();
+        let cluster = cluster.map(|it| it.cluster.load_full());
+        let explained = debug_route::explain(
+            request.uri().query().unwrap_or_default(),
+            &self.guarded_components,
+            cluster.as_deref(),
+            Instant::now(),
+        );
+        match explained {
+            Ok(explanation) => json(serde_json::to_string(&explanation).unwrap_or_default()),
+            Err(problem) => {
+                let format = negotiate_error_format(request.headers());
+                error_response::status(&Status::bad_request(problem), format)
+            }
+        }
     }
 
     fn metrics(&self) -> Response<Bytes> {
@@ -126,8 +146,15 @@ impl Admin {
     }
 }
 
+fn json(text: String) -> Response<Bytes> {
+    let mut response = health::text(StatusCode::OK, text);
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    response
+}
+
 fn not_found(request: &Request<RequestBody>) -> Response<Bytes> {
-    let message = "the paths of this port are /metrics, /livez, /readyz, /healthz and /debug/peers";
+    let message = "the paths of this port are /metrics, /livez, /readyz, /healthz, /debug/peers and /debug/route";
     let status = Status::not_found(message);
     error_response::status(&status, negotiate_error_format(request.headers()))
 }

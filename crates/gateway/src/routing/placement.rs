@@ -57,8 +57,9 @@ pub fn place(
         return Placement::Local(None);
     }
     let candidates = candidates(request, component, cluster, now);
-    let Some(best) = candidates.first().filter(|best| best.available) else {
-        return Placement::Local(Some(Rule::Version));
+    // If no server serves the request, the local server answers 404.
+    let Some(best) = candidates.first() else {
+        return Placement::Local(None);
     };
     if best.peer.is_none() {
         return Placement::Local(best.unmet);
@@ -70,7 +71,7 @@ pub fn place(
     }
 }
 
-/// All servers that serve a request which the local server serves, the best first. The order does
+/// All servers that serve a request, the best first. The order does
 /// not depend on the order in which servers were found.
 pub fn candidates(
     request: &RequestInfo<'_>,
@@ -79,12 +80,15 @@ pub fn candidates(
     now: Instant,
 ) -> Vec<Candidate> {
     let local = cluster.local.as_ref().and_then(|local| local.version);
-    let mut candidates = vec![Candidate {
-        peer: None,
-        version: local,
-        available: true,
-        unmet: unmet(component, local),
-    }];
+    let mut candidates = Vec::new();
+    if cluster.is_served_locally(request, now) {
+        candidates.push(Candidate {
+            peer: None,
+            version: local,
+            available: true,
+            unmet: unmet(component, local),
+        });
+    }
     let serving = (cluster.peers.peers.iter()).filter(|peer| peer.serves(request));
     candidates.extend(serving.map(|peer| {
         let version = peer.served.as_ref().and_then(|served| served.version);

@@ -1,6 +1,7 @@
 //! Components are sent to a server that is not older than themselves, if one is available.
 
 use h2::Reason;
+use serde_json::{Value, json};
 use skewbridge_gateway::Handle;
 use skewbridge_k8s_api::component::GuardedComponents;
 use skewbridge_testkit::{Reply, TEST_TIMEOUT, eventually};
@@ -152,4 +153,66 @@ async fn a_list_whose_options_the_older_server_rejects_is_sent_to_a_newer_one() 
     let answer = get(&list).await;
     assert_eq!(answer.status, 400);
     assert!(answer.text().contains("not a known field selector"));
+}
+
+#[tokio::test]
+async fn debug_route_explains_a_decision() {
+    let (_cluster, _b, bridge) = mixed_cluster(GuardedComponents::default()).await;
+    let explain = async |query: &str| {
+        let path = format!("/debug/route?{query}");
+        let answer = admin_client::get(bridge.admin_address(), &path).await;
+        let body: Value = serde_json::from_str(&answer.body).unwrap();
+        (answer.status, body)
+    };
+    let newer = format!("path={SHARED_PATH}&user-agent=kubelet/v1.36.2%20(linux/amd64)");
+    let (status, explanation) = explain(&newer).await;
+    assert_eq!(status, 200);
+    assert_eq!(
+        explanation,
+        json!({
+            "verb": "list", "group": "apps", "version": "v1", "resource": "deployments",
+            "component": "kubelet 1.36.2", "route": "peer",
+            "reason": "a peer satisfies the rule version, the local server does not",
+            "candidates": [
+                {"server": B, "host": "host-of-apiserver-b", "version": "1.36.4", "available": true},
+                {"server": "local", "version": "1.34.4", "available": true, "unmet": "version"},
+            ],
+        })
+    );
+    for (query, route, reason) in [
+        (
+            format!("method=post&path={SHARED_PATH}"),
+            "local",
+            "the local server satisfies every rule",
+        ),
+        (
+            format!("path={SHARED_PATH}&user-agent=kubelet/v1.37.0"),
+            "peer",
+            "no available server satisfies the rule version; the newest one is used",
+        ),
+        (
+            "path=/apis/none/v1/nothings".to_owned(),
+            "local",
+            "no server serves this; the local server answers 404",
+        ),
+        (
+            "path=/version".to_owned(),
+            "local",
+            "paths outside of the resource API are answered locally",
+        ),
+    ] {
+        let (_, explanation) = explain(&query).await;
+        assert_eq!(explanation["route"], route, "{query}");
+        assert_eq!(explanation["reason"], reason, "{query}");
+    }
+    for wrong in [
+        "",
+        "path=api",
+        "path=/api&verb=get",
+        "path=/api&method=a%20b",
+        "path=/%25",
+    ] {
+        let (status, problem) = explain(wrong).await;
+        assert_eq!((status, &problem["code"]), (400, &json!(400)), "{wrong}");
+    }
 }
