@@ -11,7 +11,7 @@ use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT};
 
 const DRIVERS: &str = "/apis/storage.k8s.io/v1/csidrivers";
 
-/// A field of CSIDriver that 1.36 has and 1.34 does not: the old server neither shows nor keeps it.
+/// A field of `CSIDriver` that 1.36 has and 1.34 does not: the old server neither shows nor keeps it.
 const NEW_FIELD: &str = "serviceAccountTokenInSecrets";
 
 fn driver(name: &str) -> String {
