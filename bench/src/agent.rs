@@ -64,7 +64,7 @@ impl Route {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Load {
-    /// One after the other on each of so many connections.
+    /// One request after the other, on each of this many connections.
     Requests { connections: u32 },
     /// `skewbridge exec` with much output.
     Stdout,
@@ -199,7 +199,7 @@ struct Routes<'a> {
 }
 
 impl Routes<'_> {
-    /// Requests or MiB a second; every byte has to have come.
+    /// Requests or MiB a second; every byte must have arrived.
     async fn run_load(&self, route: Route, load: Load, time: Duration) -> Result<f64> {
         let outcome = match load {
             Load::Requests { connections } => {
@@ -250,7 +250,7 @@ impl Routes<'_> {
         Ok(f64::from(self.mib) / cost.seconds)
     }
 
-    /// kubectl does not support plugins that proxy: `skewbridge run` does it instead.
+    /// kubectl does not support plugins that proxy, so `skewbridge run` runs it.
     fn kubectl(&self, route: Route) -> Command {
         let plane = self.plane.kubectl_command(0, Via::Server, User::Admin);
         // Without its arguments: they name another kubeconfig.

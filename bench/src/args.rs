@@ -25,6 +25,17 @@ pub(crate) enum Command {
     PassThrough(PassThrough),
     /// Requests that two bridges forward to the server that serves them, next to direct ones
     Reroute(Reroute),
+    /// Merged discovery next to kube-apiserver's own and next to a file of nginx; run it with
+    /// `cargo xtask bench discovery`
+    Discovery(KubeLoad),
+    /// A list of a real kube-apiserver through its bridge, next to the direct one; run it
+    /// with `cargo xtask bench local`
+    Local(KubeLoad),
+    /// A list that another real kube-apiserver serves, through two bridges and through
+    /// kube-apiserver's own peer proxy; run it with `cargo xtask bench peer-proxy`
+    PeerProxy(KubeLoad),
+    /// The cost of a routing decision, by the number of servers
+    Placement(Placement),
     /// Memory of the bridge per open watch, and the delivery time of one event to all
     Watches(Watches),
     /// Streams next to kube-apiserver's own translator, and `kubectl cp` with a bridge in
@@ -94,6 +105,46 @@ pub(crate) struct Reroute {
     /// The skewbridge to run [default: build it]
     #[arg(long, value_name = "PATH")]
     pub(crate) bridge: Option<PathBuf>,
+    /// How to print the result
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+/// The measurements that have the arguments of [`KubeLoad`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum KubeLoadName {
+    Discovery,
+    Local,
+    PeerProxy,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct KubeLoad {
+    /// Measured rounds per protocol, after one warm-up round
+    #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// Seconds of load on each candidate in a round
+    #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=600))]
+    pub(crate) seconds: u32,
+    /// Protocol of the clients
+    #[arg(long, value_enum, default_value_t = Protocols::H2)]
+    pub(crate) proto: Protocols,
+    /// The skewbridge to run [default: build it]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) bridge: Option<PathBuf>,
+    /// How to print the result
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Placement {
+    /// Measured rounds
+    #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// Decisions in a round
+    #[arg(long, default_value_t = 200_000, value_parser = value_parser!(u32).range(1..))]
+    pub(crate) decisions: u32,
     /// How to print the result
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
@@ -350,7 +401,7 @@ pub(crate) enum Protocols {
 }
 
 impl Protocols {
-    pub(crate) fn each(self) -> &'static [Protocol] {
+    pub(crate) fn selected(self) -> &'static [Protocol] {
         match self {
             Self::H1 => &[Protocol::Http1],
             Self::H2 => &[Protocol::Http2],
@@ -383,7 +434,7 @@ mod tests {
             panic!("not pass-through: {args:?}");
         };
         assert_eq!(args.bridge, BridgeChoice::Build);
-        assert_eq!(args.proto.each(), [Protocol::Http1, Protocol::Http2]);
+        assert_eq!(args.proto.selected(), [Protocol::Http1, Protocol::Http2]);
     }
 
     #[test]

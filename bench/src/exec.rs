@@ -80,7 +80,7 @@ impl Load {
         Self::FirstByte,
     ];
 
-    /// How often in a round.
+    /// How often the load runs in a round.
     fn times(self, sizes: ExecSizes) -> u32 {
         match self {
             Self::FirstByte => sizes.starts,
@@ -122,7 +122,7 @@ impl fmt::Display for Load {
 struct Measured {
     load: Load,
     costs: [Vec<Cost>; Client::BOTH.len()],
-    /// How often each has failed, and was run again.
+    /// How often each client has failed and was run again.
     failed: [u32; Client::BOTH.len()],
 }
 
@@ -241,7 +241,7 @@ impl Clients<'_> {
         if let Some(copy) = copy {
             file_tree::compare(&self.tree, copy)?;
         }
-        ensure!(load.seconds(&cost).is_some(), "there was no output");
+        ensure!(load.seconds(&cost).is_some(), "the client wrote no output");
         Ok(cost)
     }
 

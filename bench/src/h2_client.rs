@@ -39,7 +39,7 @@ impl Connection {
         let tls = TlsConnector::from(config).connect(name, tcp).await?;
         let (requests, connection) = h2::client::handshake(tls).await?;
         let driver = tokio::spawn(async move {
-            // Every stream reports a failure; nothing else has to be done here.
+            // Every stream reports a failure of the connection, so the result is ignored here.
             let _ = connection.await;
         });
         Ok(Self { requests, driver })
@@ -79,7 +79,7 @@ pub(crate) async fn wait_until_serving(
         let attempt = timeout(ATTEMPT_TIMEOUT, status(config.clone(), address, path)).await;
         let wrong = match attempt.context("no answer").flatten() {
             Ok(status) if status.is_success() => return Ok(()),
-            Ok(status) => format!("it answers {status}"),
+            Ok(status) => format!("the server answers {status}"),
             Err(error) => format!("{error:#}"),
         };
         server.ensure_running()?;

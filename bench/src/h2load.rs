@@ -59,6 +59,18 @@ pub(crate) struct Load {
     path: String,
     size: u32,
     token: Option<String>,
+    /// Further headers, as `name: value`.
+    headers: Vec<String>,
+    expected: Expected,
+}
+
+/// The status of every response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Expected {
+    /// 2xx with the whole body.
+    Body,
+    /// 304.
+    NotModified,
 }
 
 impl Load {
@@ -68,6 +80,8 @@ impl Load {
             path: path.to_owned(),
             size,
             token: None,
+            headers: Vec::new(),
+            expected: Expected::Body,
         })
     }
 
@@ -79,7 +93,21 @@ impl Load {
         }
     }
 
-    /// Loads `port` for `seconds`; any response other than a complete 2xx is an error.
+    /// Adds a header to each request.
+    pub(crate) fn with_header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push(format!("{name}: {value}"));
+        self
+    }
+
+    /// Every response has to be 304.
+    pub(crate) fn not_modified(self) -> Self {
+        Self {
+            expected: Expected::NotModified,
+            ..self
+        }
+    }
+
+    /// Loads `port` for `seconds`; any other response than the expected one is an error.
     pub(crate) async fn run(&self, protocol: Protocol, port: u16, seconds: u32) -> Result<Summary> {
         let mut command = Command::new(&self.program);
         command
@@ -88,11 +116,12 @@ impl Load {
             .arg(format!("--tls13-ciphers={CIPHER}"))
             .arg(format!("--connect-to=127.0.0.1:{port}"))
             .args((self.token.iter()).map(|it| format!("--header=authorization: Bearer {it}")))
+            .args(self.headers.iter().map(|it| format!("--header={it}")))
             .arg(format!("https://{SERVER_NAME}:{port}{}", self.path));
         let limit = Duration::from_secs(seconds.into()) + EXIT_MARGIN;
         let text = process::output_of(&mut command, limit).await?;
         Summary::parse(&text)
-            .and_then(|summary| summary.check(protocol, self.size))
+            .and_then(|summary| summary.check(protocol, self.size, self.expected))
             .map_err(|error| anyhow!("{error:#}; output of h2load:\n{}", end_of(&text)))
     }
 }
@@ -106,7 +135,10 @@ pub(crate) struct Summary {
     pub(crate) cipher: String,
     alpn: String,
     bad: u32,
-    not_2xx: u32,
+    with_3xx: u32,
+    with_2xx: u32,
+    /// 4xx and 5xx.
+    with_error: u32,
     data_bytes: u64,
 }
 
@@ -129,9 +161,9 @@ impl Summary {
             bad: number_before::<u32>(requests, " failed")?
                 + number_before::<u32>(requests, " errored")?
                 + number_before::<u32>(requests, " timeout")?,
-            not_2xx: number_before::<u32>(codes, " 3xx")?
-                + number_before::<u32>(codes, " 4xx")?
-                + number_before::<u32>(codes, " 5xx")?,
+            with_2xx: number_before(codes, " 2xx")?,
+            with_3xx: number_before(codes, " 3xx")?,
+            with_error: number_before::<u32>(codes, " 4xx")? + number_before::<u32>(codes, " 5xx")?,
             data_bytes: traffic
                 .strip_suffix(") data")
                 .and_then(|text| text.rsplit_once('('))
@@ -140,14 +172,19 @@ impl Summary {
         })
     }
 
-    fn check(self, protocol: Protocol, size: u32) -> Result<Self> {
+    fn check(self, protocol: Protocol, size: u32, expected: Expected) -> Result<Self> {
         ensure!(
             self.alpn == protocol.alpn(),
             "{} was negotiated, not {}",
             self.alpn,
             protocol.alpn()
         );
-        ensure!(self.not_2xx == 0, "{} responses were not 2xx", self.not_2xx);
+        let (other, status, size) = match expected {
+            Expected::Body => (self.with_3xx, "2xx", size),
+            Expected::NotModified => (self.with_2xx, "304", 0),
+        };
+        let other = other + self.with_error;
+        ensure!(other == 0, "{other} responses were not {status}");
         ensure!(self.bad == 0, "{} requests failed", self.bad);
         ensure!(self.succeeded > 0, "there was no response");
         ensure!(
@@ -196,7 +233,7 @@ time for request:      521us     25.55ms      6.58ms      1.68ms    81.94%
 ";
 
     fn checked(text: &str) -> Result<Summary> {
-        Summary::parse(text)?.check(Protocol::Http2, 20_480)
+        Summary::parse(text)?.check(Protocol::Http2, 20_480, Expected::Body)
     }
 
     fn error_of(from: &str, to: &str) -> String {
@@ -217,6 +254,19 @@ time for request:      521us     25.55ms      6.58ms      1.68ms    81.94%
     fn a_response_that_is_not_2xx_fails_the_run() {
         assert_eq!(error_of("0 5xx", "3 5xx"), "3 responses were not 2xx");
         assert_eq!(error_of("0 3xx", "1 3xx"), "1 responses were not 2xx");
+    }
+
+    #[test]
+    fn a_response_that_is_not_304_fails_a_conditional_run() {
+        let conditional = |text: &str| {
+            let summary = Summary::parse(text).unwrap();
+            summary.check(Protocol::Http2, 20_480, Expected::NotModified)
+        };
+        let not_modified = GOOD.replace("30250 2xx, 0 3xx", "0 2xx, 30250 3xx");
+        let not_modified = not_modified.replace("(619458560) data", "(0) data");
+        assert!(conditional(&not_modified).is_ok());
+        let error = conditional(GOOD).unwrap_err().to_string();
+        assert_eq!(error, "30250 responses were not 304");
     }
 
     #[test]

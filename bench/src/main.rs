@@ -1,6 +1,7 @@
 //! Side-by-side measurements of the bridge: `pass-through` against `HAProxy` and nginx,
-//! `reroute` against a direct request, `watches` for memory and delivery, `translate`
-//! against kube-apiserver; of the client commands `exec` against kubectl; and `agent`, of
+//! `reroute` against a direct request, `discovery`, `local` and `peer-proxy` against kube-apiserver,
+//! `placement` for a routing decision, `watches` for memory and delivery, `translate` against
+//! kube-apiserver; of the client commands `exec` against kubectl; and `agent`, of
 //! the plugin that proxies. See `bench/README.md`.
 
 mod agent;
@@ -8,9 +9,11 @@ mod args;
 mod exec;
 mod h2_client;
 mod h2load;
+mod kube_load;
 mod pass_through;
 mod pattern;
 mod pki;
+mod placement;
 mod process;
 mod process_usage;
 mod proxies;
@@ -28,7 +31,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, KubeLoadName};
 
 fn main() -> ExitCode {
     match run(Args::parse().command) {
@@ -41,7 +44,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<()> {
-    // Before the runtime starts, to keep this process small.
+    // Before the runtime starts, to keep the memory of this process small.
     if let Command::TimedChild(args) = &command {
         return timed_child::run(args);
     }
@@ -62,6 +65,10 @@ async fn perform(command: Command) -> Result<()> {
     match command {
         Command::PassThrough(args) => pass_through::run(args).await,
         Command::Reroute(args) => reroute::run(args).await,
+        Command::Discovery(args) => kube_load::run(KubeLoadName::Discovery, args).await,
+        Command::Local(args) => kube_load::run(KubeLoadName::Local, args).await,
+        Command::PeerProxy(args) => kube_load::run(KubeLoadName::PeerProxy, args).await,
+        Command::Placement(args) => placement::run(&args),
         Command::Watches(args) => watches::run(args).await,
         Command::Translate(args) => translate::run(args).await,
         Command::Exec(args) => exec::run(args).await,

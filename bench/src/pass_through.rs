@@ -53,7 +53,7 @@ pub(crate) async fn run(args: PassThrough) -> Result<()> {
         seconds: args.seconds,
         protocols: Vec::new(),
     };
-    for &protocol in args.proto.each() {
+    for &protocol in args.proto.selected() {
         let rounds = Plan {
             proxies: &proxies,
             load: &load,

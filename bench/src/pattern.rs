@@ -69,7 +69,7 @@ impl Pattern {
     }
 }
 
-/// Writes a file of so many bytes.
+/// Writes a file of this many bytes.
 pub(crate) fn write_noise(path: &Path, bytes: u64) -> Result<()> {
     let mut file = File::create(path)?;
     let mut pattern = Pattern::default();

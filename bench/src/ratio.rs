@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_has_no_ratio() {
+    fn without_measurements_there_is_no_ratio() {
         let none = std::iter::empty();
         assert_eq!(Ratio::new("x".to_owned(), Goal::AtLeast(1.0), none), None);
     }

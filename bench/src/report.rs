@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_has_no_median() {
+    fn without_measurements_there_is_no_median() {
         assert_eq!(Spread::of([]), None);
     }
 

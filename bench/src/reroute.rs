@@ -58,7 +58,7 @@ pub(crate) async fn run(args: Reroute) -> Result<()> {
         seconds: args.seconds,
         protocols: Vec::new(),
     };
-    for &protocol in args.proto.each() {
+    for &protocol in args.proto.selected() {
         let measured = measure(&routes, &load, protocol, args.rounds, args.seconds).await?;
         result.protocols.push(Comparison::new(protocol, &measured)?);
     }

@@ -44,7 +44,7 @@ pub(crate) struct Cost {
 pub(crate) struct Streams<'a> {
     /// Its stdin; empty if not set.
     pub(crate) stdin: Option<&'a Path>,
-    /// It has to write so many bytes of the pattern; any output if not set.
+    /// How many bytes of the pattern the client has to write; any output if not set.
     pub(crate) expected: Option<u64>,
 }
 

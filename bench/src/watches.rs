@@ -136,7 +136,7 @@ impl Bench<'_> {
 /// The fake API server in its own process.
 struct FakeApiServer {
     address: SocketAddr,
-    told: u32,
+    sent_events: u32,
     input: ChildStdin,
     _process: OwnedProcess,
 }
@@ -156,7 +156,7 @@ impl FakeApiServer {
         };
         Ok(Self {
             address: loopback(port),
-            told: 0,
+            sent_events: 0,
             input,
             _process: process,
         })
@@ -165,12 +165,12 @@ impl FakeApiServer {
     /// Sends one event on every watch; returns the time until the last watcher has received it.
     async fn event_to_all(&mut self, watchers: &mut Watchers) -> Result<Duration> {
         let start = Instant::now();
-        self.told += 1;
+        self.sent_events += 1;
         self.input
             .write_all(b"event\n")
             .await
             .context("the fake API server has exited")?;
-        watchers.until_delivered(self.told).await?;
+        watchers.until_delivered(self.sent_events).await?;
         Ok(start.elapsed())
     }
 }
@@ -185,7 +185,7 @@ struct Watchers {
 }
 
 impl Watchers {
-    /// Opens every watch; also returns how long that took.
+    /// Opens every watch; also returns the time that this took.
     async fn open(bench: &Bench<'_>, target: SocketAddr) -> Result<(Self, Duration)> {
         let start = Instant::now();
         let mut command = this_program("watchers")?;
@@ -224,12 +224,12 @@ impl Watchers {
         let mut latest = None;
         loop {
             match self.ears.next_message(&self.process, deadline).await? {
-                Some(heard) if heard == wanted => {
+                Some(received) if received == wanted => {
                     report::progress(format_args!("{wanted}"));
                     return Ok(());
                 }
                 Some(ChildMessage::Failed(why)) => bail!("a watch failed: {why}"),
-                Some(heard) => latest = Some(heard.to_string()),
+                Some(received) => latest = Some(received.to_string()),
                 None => {
                     let latest = latest.as_deref().unwrap_or("nothing");
                     bail!("waited {limit:?} for {wanted:?}, got no further than {latest:?}");

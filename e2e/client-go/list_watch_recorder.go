@@ -29,7 +29,7 @@ type listWatchRecorder struct {
 
 // recordedStream is a list, a watch, or a streaming list.
 type recordedStream struct {
-	// The version of the list, or after which the watch starts.
+	// The resource version of the list, or the one after which the watch starts.
 	from   uint64
 	isList bool
 	// The objects of the list.

@@ -26,7 +26,7 @@ func TestRecordedResponsesAreComparedWithWrites(t *testing.T) {
 		return recordedStream{from: at, isList: true, listed: listed}
 	}
 	rows := []struct {
-		told       recordedStream
+		stream     recordedStream
 		violations []string
 	}{
 		{watch(1, seen("ADDED", "stays", "2"), seen("ADDED", "goes", "3"), seen("MODIFIED", "stays", "4"),
@@ -49,8 +49,8 @@ func TestRecordedResponsesAreComparedWithWrites(t *testing.T) {
 	}
 	for number, row := range rows {
 		found := newViolations()
-		told := listWatchRecorder{streams: []*recordedStream{&row.told}}
-		told.verify(written, found.add)
+		recorder := listWatchRecorder{streams: []*recordedStream{&row.stream}}
+		recorder.verify(written, found.add)
 		categories := slices.Sorted(maps.Keys(found.counts))
 		if !slices.Equal(categories, row.violations) {
 			t.Errorf("row %d: %v instead of %v", number, found.summaries(), row.violations)

@@ -1,6 +1,6 @@
 // client-go uses the library as its users do, one check per run:
 //
-//	client-go [--kubeconfig F] --namespace N [--pod P --container C] CHECK
+//	client-go [--kubeconfig F] --namespace N [--pod P --container C] [--user-agent A] [--resource R] CHECK
 //
 // It prints one line of JSON. The result must be the same directly and through a bridge.
 // If a check fails, the program prints the error and exits with 1.
@@ -40,6 +40,7 @@ var checks = map[string]check{
 	"protobuf":          {run: protobuf},
 	"rest-mapper":       {run: restMapper, untilEOF: true},
 	"server-side-apply": {run: serverSideApply},
+	"update-from-cache": {run: updateFromCache},
 	"upgrades":          {run: upgrades, untilEOF: true},
 }
 
@@ -55,6 +56,8 @@ func run() error {
 	namespace := flag.String("namespace", "", "namespace to use; created if it does not exist")
 	pod := flag.String("pod", "", "pod to run a command in")
 	container := flag.String("container", "", "container of the pod")
+	userAgent := flag.String("user-agent", "", "User-Agent of all requests; default: the library's")
+	resource := flag.String("resource", "csidrivers", "resource of the object that update-from-cache updates")
 	flag.Parse()
 
 	name := flag.Arg(0)
@@ -76,11 +79,11 @@ func run() error {
 		ctx, cancel = context.WithTimeout(ctx, checkTimeout)
 		defer cancel()
 	}
-	target, err := newTarget(ctx, *kubeconfig, *namespace)
+	target, err := newTarget(ctx, *kubeconfig, *namespace, *userAgent)
 	if err != nil {
 		return err
 	}
-	target.pod, target.container = *pod, *container
+	target.pod, target.container, target.resource = *pod, *container, *resource
 	result, err := check.run(ctx, target)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)

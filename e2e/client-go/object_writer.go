@@ -17,7 +17,7 @@ const (
 	writeInterval = 300 * time.Millisecond
 	// Pause after a failed request.
 	retryDelay = 200 * time.Millisecond
-	// A lost request is noticed after this time.
+	// A lost request is detected after this time.
 	requestTimeout = 15 * time.Second
 	// How often an object is updated. Every second one is then deleted.
 	updatesPerObject = 2

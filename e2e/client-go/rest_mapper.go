@@ -57,7 +57,7 @@ type mapper struct {
 // restMapper resolves kinds until its input ends. It reads commands, one per line:
 //
 //	add-kind GROUP/VERSION/KIND     this kind has to be found from now on
-//	remove-kind GROUP/VERSION/KIND  not any more
+//	remove-kind GROUP/VERSION/KIND  this kind need not be found any more
 //	resolve-all ID                  repeated when all kinds have been resolved once more
 //
 // It prints "found KIND" once, "lost KIND" when a kind that was found is not found any

@@ -13,17 +13,18 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// target is the cluster, namespace and container that a check uses.
+// target is the cluster, namespace, container and resource that a check uses.
 type target struct {
 	kubeconfig     string
 	config         *rest.Config
 	namespace      string
 	pod, container string
+	resource       string
 }
 
 // newTarget reads the given kubeconfig, or else that of KUBECONFIG, and creates the
 // namespace.
-func newTarget(ctx context.Context, kubeconfig, namespace string) (target, error) {
+func newTarget(ctx context.Context, kubeconfig, namespace, userAgent string) (target, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
@@ -32,6 +33,7 @@ func newTarget(ctx context.Context, kubeconfig, namespace string) (target, error
 	}
 	// No client-side rate limit.
 	config.QPS = -1
+	config.UserAgent = userAgent
 	created := target{kubeconfig: kubeconfig, config: config, namespace: namespace}
 	client, err := created.client()
 	if err != nil {

@@ -262,7 +262,7 @@ func (u *upgradeCheck) compareStores(ctx context.Context) {
 			}
 		}
 		for uid := range store {
-			if _, lives := live[uid]; !lives {
+			if _, exists := live[uid]; !exists {
 				informer.violation("not deleted at the end", "%s", uid)
 			}
 		}

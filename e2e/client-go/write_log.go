@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// writeLog records all writes of a resource. Each object has one writer, which goes on
-// only when it knows the outcome of its last request. So the log is complete at the end.
+// writeLog records all writes of a resource. Each object has one writer, which continues only when
+// the outcome of its last request is known. So the log is complete at the end.
 type writeLog struct {
 	mutex   sync.Mutex
 	objects map[types.UID]*objectHistory
@@ -152,9 +152,9 @@ func (f *violations) summaries() []string {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	categories := slices.SortedFunc(maps.Keys(f.counts), cmp.Compare[string])
-	told := []string{}
+	lines := []string{}
 	for _, category := range categories {
-		told = append(told, fmt.Sprintf("%s, %d times; first: %s", category, f.counts[category], f.first[category]))
+		lines = append(lines, fmt.Sprintf("%s, %d times; first: %s", category, f.counts[category], f.first[category]))
 	}
-	return told
+	return lines
 }

@@ -156,8 +156,8 @@ func (c client) refuse() error {
 	return nil
 }
 
-// cancel resets a stream. The server has to notice it, and to report the status of the reset
-// on the next stream.
+// cancel resets a stream. The server has to detect the reset, and to report its status on the next
+// stream.
 func (c client) cancel() error {
 	stream, err := c.open("ignore", 0)
 	if err != nil {

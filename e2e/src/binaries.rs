@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 /// A directory with `etcd`, `node`, `client-go`, `websocket`, `spdystream`, `helm`, an
-/// environment `python`, `kube-apiserver-VERSION`, `kubectl-VERSION` and, of the newest
-/// version, `kube-controller-manager-VERSION`; with `--all`, `k9s`.
+/// environment `python`, npm packages `axe`, `kube-apiserver-VERSION`, `kubectl-VERSION` and, of the newest version and
+/// those of mixed control planes, `kube-controller-manager-VERSION`, `kube-scheduler-VERSION` and
+/// `kubeadm-VERSION`; with `--all`, `k9s`.
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
 /// The bridge itself.
 const BRIDGE: &str = "SKEWBRIDGE_E2E_BRIDGE";
@@ -40,6 +41,11 @@ pub(crate) fn example(name: &str) -> PathBuf {
     bridge().with_file_name("examples").join(name)
 }
 
+/// A directory with the npm package axe-core.
+pub(crate) fn axe() -> PathBuf {
+    from(BINARIES).join("axe")
+}
+
 pub(crate) fn websocket() -> PathBuf {
     from(BINARIES).join("websocket")
 }
@@ -56,11 +62,20 @@ pub(crate) fn kube_controller_manager(version: &str) -> PathBuf {
     from(BINARIES).join(format!("kube-controller-manager-{version}"))
 }
 
+/// A program of a control plane node: etcd, or one of Kubernetes of this version.
+pub fn of_control_plane(program: &str, version: &str) -> PathBuf {
+    match program {
+        "etcd" => etcd(),
+        program => from(BINARIES).join(format!("{program}-{version}")),
+    }
+}
+
 pub(crate) fn kubectl(version: &str) -> PathBuf {
     from(BINARIES).join(format!("kubectl-{version}"))
 }
 
-pub(crate) fn bridge() -> PathBuf {
+/// The bridge itself.
+pub fn bridge() -> PathBuf {
     from(BRIDGE)
 }
 

@@ -25,6 +25,7 @@ pub struct ServerSpec {
     version: String,
     flags: Vec<String>,
     gates: Vec<String>,
+    address: Option<SocketAddr>,
     bridge: BridgeMode,
     bridge_program: Option<PathBuf>,
     bridge_flags: Vec<String>,
@@ -48,10 +49,20 @@ impl ServerSpec {
             version: version.to_owned(),
             flags: vec!["--runtime-config=api/all=true".to_owned()],
             gates: Vec::new(),
+            address: None,
             bridge: BridgeMode::Alone,
             bridge_program: None,
             bridge_flags: Vec::new(),
         }
+    }
+
+    /// At this address, which it publishes in the `EndpointSlice` of the Service `kubernetes`; with
+    /// a serving certificate of its own, as kubeadm issues it. kube-apiserver requires that all
+    /// servers have the same port, and rejects loopback addresses.
+    #[must_use]
+    pub fn published_at(mut self, address: SocketAddr) -> Self {
+        self.address = Some(address);
+        self
     }
 
     /// With a bridge that is a peer of the other servers and bridges.
@@ -175,7 +186,7 @@ impl ControlPlane {
         Self::prepare_on(1, servers)
     }
 
-    /// Starts only etcd, with so many members.
+    /// Starts only etcd, with this many members.
     pub fn prepare_on(members: usize, servers: &[ServerSpec]) -> Self {
         let pki = Pki::new();
         let etcd = Etcd::start_members(pki.path(), members);
@@ -289,12 +300,6 @@ impl ControlPlane {
         end(self.servers[number].bridge_process.take(), signal);
     }
 
-    /// Terminates a server as its node would, and starts it again.
-    pub fn restart_server(&mut self, number: usize) {
-        self.stop_server(number, "TERM");
-        self.start_server(number);
-    }
-
     /// Changes the version of a server from its next start on: the same host, the same flags.
     pub fn replace_server(&mut self, number: usize, version: &str) {
         let server = &mut self.servers[number];
@@ -309,6 +314,18 @@ impl ControlPlane {
         }
     }
 
+    /// Adds a flag to a server's bridge from its next start on.
+    pub fn add_bridge_flag(&mut self, number: usize, flag: &str) {
+        if let Some(command) = &mut self.servers[number].bridge_command {
+            command.arguments.push(flag.to_owned());
+        }
+    }
+
+    /// The directory with all certificates, logs and data.
+    pub fn directory(&self) -> &Path {
+        self.pki.path()
+    }
+
     /// The status of a GET by the admin; 0 without a response.
     pub async fn status(&self, server: usize, via: Via, path: &str) -> u16 {
         let mut client = self.http_client(server, via, Protocol::H2);
@@ -321,6 +338,11 @@ impl ControlPlane {
     /// A client with the admin's certificate.
     pub fn http_client(&self, server: usize, via: Via, protocol: Protocol) -> HttpClient {
         HttpClient::new(self.client("admin"), self.servers[server].at(via), protocol)
+    }
+
+    /// The same for a server at another address.
+    pub fn http_client_at(&self, address: SocketAddr, protocol: Protocol) -> HttpClient {
+        HttpClient::new(self.client("admin"), address, protocol)
     }
 
     /// A page of the admin port of a bridge.
@@ -381,7 +403,7 @@ impl ServerInstance {
     }
 
     fn prepare(number: usize, server: &ServerSpec, pki: &Pki, etcd: &str) -> Self {
-        let address = free_address();
+        let address = server.address.unwrap_or_else(free_address);
         let admin = free_address();
         let bridge = match server.bridge {
             BridgeMode::None => address,
@@ -395,6 +417,7 @@ impl ServerInstance {
             program: binaries::kube_apiserver(&server.version),
             arguments: apiserver_flags(pki, address, etcd, &audit_log)
                 .into_iter()
+                .chain(published_address_flags(server, pki, &host))
                 .chain(server.flags())
                 .collect(),
             directory: pki.path().to_owned(),
@@ -444,6 +467,19 @@ impl LaunchCommand {
     }
 }
 
+/// The flags of a server that publishes its address. The last flag of a name counts.
+fn published_address_flags(server: &ServerSpec, pki: &Pki, host: &str) -> Vec<String> {
+    let Some(address) = server.address else {
+        return Vec::new();
+    };
+    let [certificate, key] = pki.serving_certificate(host, address.ip());
+    vec![
+        "--endpoint-reconciler-type=lease".to_owned(),
+        format!("--tls-cert-file={}", certificate.display()),
+        format!("--tls-private-key-file={}", key.display()),
+    ]
+}
+
 fn apiserver_flags(pki: &Pki, address: SocketAddr, etcd: &str, audit_log: &Path) -> Vec<String> {
     let policy = pki.dir.write(
         "audit-policy.yaml",
@@ -451,8 +487,8 @@ fn apiserver_flags(pki: &Pki, address: SocketAddr, etcd: &str, audit_log: &Path)
     );
     let file = |name: &str| pki.file(name).display().to_string();
     vec![
-        "--bind-address=127.0.0.1".to_owned(),
-        "--advertise-address=127.0.0.1".to_owned(),
+        format!("--bind-address={}", address.ip()),
+        format!("--advertise-address={}", address.ip()),
         format!("--secure-port={}", address.port()),
         format!("--etcd-servers={etcd}"),
         "--service-cluster-ip-range=10.96.0.0/24".to_owned(),

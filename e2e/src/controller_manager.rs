@@ -10,7 +10,7 @@ use crate::process::Process;
 use crate::versions::{newest, versions};
 
 impl ControlPlane {
-    /// Starts it as the admin, against a server or its bridge.
+    /// Starts a kube-controller-manager as the admin, against a server or its bridge.
     pub fn start_controller_manager(
         &self,
         server: usize,
@@ -20,7 +20,7 @@ impl ControlPlane {
         self.start_controller_manager_at(self.servers[server].at(via), controllers)
     }
 
-    /// Starts it as the admin, against any address.
+    /// Starts a kube-controller-manager as the admin, against any address.
     pub fn start_controller_manager_at(
         &self,
         address: SocketAddr,

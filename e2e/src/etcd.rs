@@ -36,12 +36,12 @@ impl Etcd {
         self.process.as_ref().map(Process::id)
     }
 
-    /// Starts it with its data and its log in `directory`.
+    /// Starts a member with its data and its log in `directory`.
     pub fn start(directory: &Path) -> Self {
         Self::with_flags(directory, "http", &[], 1).remove(0)
     }
 
-    /// Starts so many members of one etcd cluster.
+    /// Starts this many members of one etcd cluster.
     pub fn start_members(directory: &Path, count: usize) -> Vec<Self> {
         Self::with_flags(directory, "http", &[], count)
     }
@@ -99,12 +99,12 @@ impl Etcd {
         self.signal("STOP");
     }
 
-    /// Resumes it.
+    /// Resumes the process.
     pub fn resume(&self) {
         self.signal("CONT");
     }
 
-    /// Kills it, like a crash.
+    /// Kills the process, like a crash.
     pub fn kill(&mut self) {
         self.signal("KILL");
         if let Some(mut process) = self.process.take() {
@@ -112,7 +112,7 @@ impl Etcd {
         }
     }
 
-    /// Starts it with its existing data.
+    /// Starts the process with its existing data.
     pub fn run(&mut self) {
         self.process = Some(Process::start(
             &self.name,
@@ -123,7 +123,7 @@ impl Etcd {
         ));
     }
 
-    /// Kills it, like a crash, and starts it again with its data.
+    /// Kills the process, like a crash, and starts it again with its data.
     pub fn restart(&mut self) {
         self.kill();
         self.run();

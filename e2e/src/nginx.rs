@@ -20,7 +20,7 @@ pub struct Nginx {
 }
 
 impl ControlPlane {
-    /// Starts one in front of this address: plain HTTP, and no upgrade other than WebSocket.
+    /// Starts an nginx in front of this address: plain HTTP, and no upgrade other than WebSocket.
     pub async fn start_nginx(&self, server: SocketAddr) -> Nginx {
         let address = free_address();
         let name = format!("nginx-{}", address.port());

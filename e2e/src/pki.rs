@@ -1,5 +1,6 @@
 //! The certificates of a cluster, in the layout of kubeadm.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use rcgen::KeyPair;
@@ -12,6 +13,15 @@ pub(crate) struct Pki {
     pub(crate) front_proxy_ca: Ca,
 }
 
+/// The names of every kube-apiserver and bridge.
+const SERVER_NAMES: [&str; 5] = [
+    "localhost",
+    "127.0.0.1",
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+];
+
 /// Users with a certificate: name, groups.
 const USERS: [(&str, &[&str]); 2] = [("admin", &["system:masters"]), ("alice", &["dev", "ops"])];
 
@@ -20,13 +30,7 @@ impl Pki {
         let dir = ScratchDir::new();
         let ca = Ca::new("kubernetes");
         let front_proxy_ca = Ca::new("front-proxy-ca");
-        let serving = ca.server(&[
-            "localhost",
-            "127.0.0.1",
-            "kubernetes",
-            "kubernetes.default",
-            "kubernetes.default.svc",
-        ]);
+        let serving = ca.server(&SERVER_NAMES);
         dir.write("ca.crt", ca.pem());
         dir.write("front-proxy-ca.crt", front_proxy_ca.pem());
         write_pair(&dir, "apiserver", &serving);
@@ -54,6 +58,14 @@ impl Pki {
             ca,
             front_proxy_ca,
         }
+    }
+
+    /// The files of a serving certificate for a host and its address, and its key.
+    pub(crate) fn serving_certificate(&self, host: &str, ip: IpAddr) -> [PathBuf; 2] {
+        let ip = ip.to_string();
+        let names = [&SERVER_NAMES[..], &[host, &ip]].concat();
+        write_pair(&self.dir, host, &self.ca.server(&names));
+        ["crt", "key"].map(|suffix| self.file(&format!("{host}.{suffix}")))
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -27,7 +27,7 @@ pub struct Playground {
 }
 
 impl Playground {
-    /// Starts one, and waits until it is ready.
+    /// Starts a playground, and waits until it is ready.
     pub async fn start() -> Self {
         let scratch = ScratchDir::new();
         let directory = scratch.path().join("play");

@@ -13,7 +13,7 @@ const BLOCK_SIZE: u16 = 100;
 
 /// A free port that is not assigned again while this process runs: not even to a concurrent
 /// test, while its server starts or restarts.
-pub(crate) fn free_address() -> SocketAddr {
+pub fn free_address() -> SocketAddr {
     static OURS: Mutex<Ports> = Mutex::new(Ports::none());
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
     ours.next()

@@ -55,19 +55,19 @@ impl Process {
         self.child.id()
     }
 
-    /// Whether it has not exited.
+    /// Whether the program has not exited.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Sends it a signal by name.
+    /// Sends the program a signal by name.
     pub fn signal(&self, name: &str) {
         let id = self.id().to_string();
         let sent = Command::new("kill").args(["-s", name, &id]).status();
         assert!(sent.is_ok_and(|status| status.success()), "kill {name}");
     }
 
-    /// Waits until it has exited.
+    /// Waits until the program has exited.
     pub fn wait(&mut self) -> std::process::ExitStatus {
         self.child.wait().expect("the exit status of a child")
     }

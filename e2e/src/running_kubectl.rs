@@ -17,7 +17,7 @@ pub struct RunningKubectl {
 }
 
 impl RunningKubectl {
-    /// Starts it with its output piped.
+    /// Starts a command with its output piped.
     pub fn start(command: &mut Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())
@@ -35,10 +35,10 @@ impl RunningKubectl {
         let line = tokio::time::timeout(LINE_TIMEOUT, self.lines.next_line()).await;
         line.expect("a line in time")
             .expect("a readable line")
-            .expect("kubectl goes on")
+            .expect("kubectl prints a further line")
     }
 
-    /// Kills it, and asserts that it has printed nothing more.
+    /// Kills kubectl, and asserts that it has printed no further line.
     pub async fn end(mut self) {
         self.child.kill().await.expect("it can be killed");
         let rest = tokio::time::timeout(LINE_TIMEOUT, self.lines.next_line()).await;

@@ -17,12 +17,12 @@ pub struct Spdystream {
 }
 
 impl Spdystream {
-    /// Starts it as a server that handles each stream as its headers specify.
+    /// Starts the program as a server that handles each stream as its headers specify.
     pub fn serve(directory: &Path) -> Self {
         Self::start("serve", free_address(), directory)
     }
 
-    /// Starts it as a client that tests every behaviour, and fails on a deviation.
+    /// Starts the program as a client that tests every behaviour, and fails on a deviation.
     pub fn call(address: SocketAddr, directory: &Path) -> Self {
         Self::start("call", address, directory)
     }

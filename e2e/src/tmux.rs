@@ -1,4 +1,4 @@
-//! A terminal, as its user sees it.
+//! A terminal with a screen whose text can be read.
 
 use std::time::Duration;
 

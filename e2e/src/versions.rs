@@ -15,29 +15,36 @@ pub fn control_planes() -> Vec<Vec<String>> {
     parse(&env::var(PLANES_VARIABLE).unwrap_or_else(|_| DEFAULT.to_owned()))
 }
 
-/// Whether they differ from the default ones.
+/// Whether the control planes differ from the default ones.
 pub fn has_custom_control_planes() -> bool {
     control_planes() != parse(DEFAULT)
 }
 
 /// An old and a new version on one control plane that differ in
-/// [`VersionSpecificApi`](crate::VersionSpecificApi): 1.34 and 1.36. `None` if other
-/// versions are under test.
+/// [`VersionSpecificApi`](crate::VersionSpecificApi): 1.34, and 1.36 or the first later one. `None` if
+/// other versions are under test.
 pub fn old_and_new_versions() -> Option<[String; 2]> {
-    let versions = old_and_new_of(&control_planes());
+    minors_of_one_plane([34, 36])
+}
+
+/// Versions of these minor versions on one control plane, the second one or the first later one.
+/// `None` if other versions are under test.
+pub fn minors_of_one_plane(minors: [u16; 2]) -> Option<[String; 2]> {
+    let versions = minors_of(&control_planes(), minors);
     if versions.is_none() {
-        println!("skipped: it needs a control plane of 1.34 and 1.36");
+        let [old, new] = minors;
+        println!("skipped: it needs a control plane of 1.{old}, and 1.{new} or later");
     }
     versions
 }
 
-fn old_and_new_of(control_planes: &[Vec<String>]) -> Option<[String; 2]> {
+fn minors_of(control_planes: &[Vec<String>], minors: [u16; 2]) -> Option<[String; 2]> {
     control_planes.iter().find_map(|plane| {
-        let minor = |minor| {
-            let mut versions = plane.iter();
-            versions.find(|it| is_since(it, minor) && !is_since(it, minor + 1))
-        };
-        Some([minor(34)?.clone(), minor(36)?.clone()])
+        let [old, new] = minors;
+        let old = (plane.iter()).find(|it| is_since(it, old) && !is_since(it, old + 1));
+        let newer = plane.iter().filter(|it| is_since(it, new));
+        let new = newer.min_by_key(|it| parse_version(it));
+        Some([old?.clone(), new?.clone()])
     })
 }
 
@@ -98,12 +105,16 @@ mod tests {
 
     #[test]
     fn old_and_new_versions_share_a_control_plane() {
-        let versions = |text| old_and_new_of(&parse(text));
+        let versions = |text| minors_of(&parse(text), [34, 36]);
         let both = Some(["1.34.4".to_owned(), "1.36.4".to_owned()]);
         assert_eq!(versions("1.28.15 1.34.4+1.35.8+1.36.4"), both);
         assert_eq!(versions("1.34.4 1.36.4"), None);
         assert_eq!(versions("1.33.13"), None);
-        assert!(old_and_new_of(&parse(DEFAULT)).is_some());
+        let next = Some(["1.34.4".to_owned(), "1.37.2".to_owned()]);
+        assert_eq!(versions("1.34.4+1.37.2"), next);
+        assert!(minors_of(&parse(DEFAULT), [34, 36]).is_some());
+        let oldest = minors_of(&parse("1.34.4+1.36.4 1.28.15+1.29.15"), [28, 29]);
+        assert_eq!(oldest, Some(["1.28.15".to_owned(), "1.29.15".to_owned()]));
     }
 
     #[test]

@@ -25,7 +25,7 @@ struct Backend {
 }
 
 impl VirtualIp {
-    /// Starts it in front of this server.
+    /// Starts a load balancer in front of this server.
     pub async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");

@@ -40,7 +40,12 @@ fn read<C: ChannelId>(
     Ok(event)
 }
 
-fn same<C: ChannelId>(mut whole: Reader<C>, mut split: Reader<C>, bytes: &[u8], cut: usize) {
+fn assert_same_events<C: ChannelId>(
+    mut whole: Reader<C>,
+    mut split: Reader<C>,
+    bytes: &[u8],
+    cut: usize,
+) {
     for message in bytes.split(|byte| *byte == b'\n') {
         let (left, right) = (
             read(&mut whole, message, usize::MAX),
@@ -60,11 +65,11 @@ fuzz_target!(|input: &[u8]| {
     let cut = usize::from(cut).max(1);
     for protocol in Protocol::ALL {
         let client = || FromClient::new(protocol);
-        same(client(), client(), bytes, cut);
+        assert_same_events(client(), client(), bytes, cut);
         let server = || FromServer::new(protocol);
-        same(server(), server(), bytes, cut);
+        assert_same_events(server(), server(), bytes, cut);
         let forward = || legacy::FromClient::new(protocol);
-        same(forward(), forward(), bytes, cut);
+        assert_same_events(forward(), forward(), bytes, cut);
     }
     for version in [Version::V3, Version::V5] {
         let outcome = Outcome::decode(version, bytes);

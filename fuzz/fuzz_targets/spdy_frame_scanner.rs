@@ -1,4 +1,5 @@
-//! The scanner of relayed SPDY: any bytes, in any chunks, lose nothing and give the same frames.
+//! The scanner of relayed SPDY: any bytes, in any chunks, are relayed completely and give the same
+//! frames.
 //!
 //! The first input byte is the chunk size.
 #![no_main]

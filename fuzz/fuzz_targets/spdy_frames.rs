@@ -73,7 +73,7 @@ fn session(wire: &[u8], chunk: usize, role: Role) {
         buffer.extend_from_slice(chunk);
         loop {
             match session.receive(&mut buffer) {
-                Ok(Some(event)) => react(&mut session, &event),
+                Ok(Some(event)) => handle_event(&mut session, &event),
                 Ok(None) => break,
                 Err(_) => return,
             }
@@ -87,7 +87,7 @@ fn session(wire: &[u8], chunk: usize, role: Role) {
     assert!(session.streams() <= 16);
 }
 
-fn react(session: &mut Session, event: &Event) {
+fn handle_event(session: &mut Session, event: &Event) {
     match event {
         Event::Opened { stream, .. } => {
             let _ = session.accept(*stream, Headers::new());

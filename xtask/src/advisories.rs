@@ -11,7 +11,7 @@ pub(crate) fn run() -> Result<(), StepError> {
     step::run(&mut cargo("deny --locked fetch db")).map_err(|_| {
         StepError(
             "could not check: the advisory database cannot be fetched (no network?). \
-             This says nothing about the dependencies."
+             The dependencies were not checked."
                 .into(),
         )
     })?;

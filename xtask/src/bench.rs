@@ -26,22 +26,36 @@ const BACKEND: &[RequiredProgram] = &[COMPARED_PROXIES[1], COMPARED_PROXIES[2]];
 const PASS_THROUGH: &str = "pass-through";
 const REROUTE: &str = "reroute";
 /// Measurements that need real Kubernetes.
-const ON_KUBERNETES: [&str; 3] = ["translate", "exec", "agent"];
+const ON_KUBERNETES: [&str; 6] = [
+    "discovery",
+    "local",
+    "peer-proxy",
+    "translate",
+    "exec",
+    "agent",
+];
+/// Those of them that use the load generator.
+const KUBE_LOADS: &[&str] = &["discovery", "local", "peer-proxy"];
 
 /// All measurements.
 pub(crate) const NAMES: &[&str] = &[
     PASS_THROUGH,
     REROUTE,
+    "placement",
     "watches",
     ON_KUBERNETES[0],
     ON_KUBERNETES[1],
     ON_KUBERNETES[2],
+    ON_KUBERNETES[3],
+    ON_KUBERNETES[4],
+    ON_KUBERNETES[5],
 ];
 
 pub(crate) fn run(name: &str, arguments: &[&str]) -> Result<(), StepError> {
     match name {
         PASS_THROUGH => debian_packages::ensure(COMPARED_PROXIES)?,
         REROUTE => debian_packages::ensure(BACKEND)?,
+        name if KUBE_LOADS.contains(&name) => debian_packages::ensure(BACKEND)?,
         _ => {}
     }
     let mut command = cargo("run --release --locked --package skewbridge-bench --");

@@ -44,7 +44,7 @@ fn missing(needs: &[RequiredProgram]) -> Vec<RequiredProgram> {
 
 /// Installs packages on Debian, as root.
 pub(crate) fn install(missing: &str, packages: &[&str]) -> Result<(), StepError> {
-    if !(Path::new("/etc/debian_version").exists() && is_root()) {
+    if !can_install() {
         return Err(StepError(format!(
             "missing: {missing}; install it first (Debian packages: {})",
             packages.join(" ")
@@ -58,6 +58,11 @@ pub(crate) fn install(missing: &str, packages: &[&str]) -> Result<(), StepError>
             .args(["install", "-y", "--no-install-recommends"])
             .args(packages),
     )
+}
+
+/// Whether this is Debian, and this process may change it.
+pub(crate) fn can_install() -> bool {
+    Path::new("/etc/debian_version").exists() && is_root()
 }
 
 /// `/proc/self` belongs to the effective user of this process.

@@ -1,7 +1,8 @@
-//! `cargo xtask layers`: the modules of each crate depend on each other in one direction only.
+//! `cargo xtask layers`: the modules of each crate depend on each other in one direction only, as
+//! do the modules of each folder.
 //!
-//! The edges are read from the source: a path that begins with `crate::` or with enough
-//! `super::` names the top-level module that a file depends on. Tests are left out: a test may
+//! The edges are read from the source: a path that begins with `crate::` or `super::` names the
+//! module that a file depends on. Tests are left out: a test may
 //! use what is above the code that it tests.
 
 mod cycles;
@@ -15,16 +16,29 @@ use crate::step::StepError;
 use cycles::Cycle;
 use scan::SourceLine;
 
-/// The dependencies between the top-level modules of a crate, each with the first place that
+/// The dependencies between the modules of a crate or of a folder, each with the first place that
 /// has it.
 pub(crate) type Edges = BTreeMap<String, BTreeMap<String, SourceLine>>;
 
-/// Crates whose modules still form cycles, and how many modules are in them. A crate that is
-/// not listed has none. The number may only fall: `cargo xtask layers` fails when it is wrong
+/// Crates (`gateway`) and folders (`gateway::proxy`) whose modules still form cycles, and how many
+/// modules are in them. One that is not listed has none. The number may only fall: `cargo xtask layers` fails when it is wrong
 /// in either direction.
-const MODULES_IN_CYCLES: &[(&str, usize)] = &[];
+const MODULES_IN_CYCLES: &[(&str, usize)] = &[
+    ("bench::translate", 2),
+    ("cli::check", 3),
+    ("cli::check::cluster", 2),
+    ("cli::check::preflight", 4),
+    ("cli::completion", 2),
+    ("client::copy", 10),
+    ("client::remote_command", 2),
+    ("exec-proxy::forward", 2),
+    ("fake-cluster::node", 2),
+    ("fake-cluster::table", 3),
+    ("testkit::upstream", 3),
+    ("xtask::e2e", 3),
+];
 
-/// Prints the layers of every crate, and fails on a cycle.
+/// Prints the layers of every crate, and fails on a cycle in it or in one of its folders.
 pub(crate) fn run() -> Result<(), StepError> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
@@ -35,11 +49,16 @@ pub(crate) fn run() -> Result<(), StepError> {
             .file_name()
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or_default();
-        let edges = scan::edges(&directory.join("src"))?;
-        let cycles = cycles::find(&edges);
-        println!("{name}: {}", describe(&edges, &cycles));
-        let found = cycles.iter().map(|cycle| cycle.modules.len()).sum();
-        wrong.extend(check_cycles(&name, found, allowed(&name)));
+        for (folder, edges) in scan::edges(&directory.join("src"))? {
+            let is_root = folder.is_empty();
+            let name = [std::slice::from_ref(&name), &folder].concat().join("::");
+            let cycles = cycles::find(&edges);
+            if is_root || !cycles.is_empty() {
+                println!("{name}: {}", describe(&edges, &cycles));
+            }
+            let found = cycles.iter().map(|cycle| cycle.modules.len()).sum();
+            wrong.extend(check_cycles(&name, found, allowed(&name)));
+        }
     }
     if wrong.is_empty() {
         return Ok(());

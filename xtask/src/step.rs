@@ -72,6 +72,24 @@ impl Steps {
     }
 }
 
+/// What a program prints, without the line break at its end.
+pub(crate) fn output(command: &mut Command) -> Result<String, StepError> {
+    let line = describe(command);
+    let output = command
+        .output()
+        .map_err(|error| StepError(format!("`{line}` did not start: {error}")))?;
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        return Err(StepError(format!(
+            "`{line}` ended with {}: {stderr}",
+            output.status
+        )));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout)
+        .trim_end()
+        .to_owned())
+}
+
 /// Runs a program with its output shown; anything but success is a failure.
 pub(crate) fn run(command: &mut Command) -> Result<(), StepError> {
     let line = describe(command);
@@ -100,7 +118,7 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Whether a program is on the `PATH`, whatever it answers.
+/// Whether a program is on the `PATH`, whatever its exit status.
 pub(crate) fn exists(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())

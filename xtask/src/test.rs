@@ -2,9 +2,10 @@
 
 use crate::background_steps::BackgroundStep;
 use crate::debian_packages::{self, RequiredProgram};
-use crate::dist;
 use crate::e2e::{self, SuiteSelection};
+use crate::instructions::{self, Counting};
 use crate::layers;
+use crate::production_build;
 use crate::step::{self, StepError, Steps, cargo};
 
 /// The version that the project is checked with. Other versions may have other rules.
@@ -31,29 +32,53 @@ const PKCS11_TOOLS: [RequiredProgram; 2] = [
     },
 ];
 
+/// Shells in which completion is tested, besides bash.
+const SHELLS: [RequiredProgram; 2] = [
+    RequiredProgram {
+        program: "zsh",
+        packages: &["zsh"],
+    },
+    RequiredProgram {
+        program: "fish",
+        packages: &["fish"],
+    },
+];
+
 pub(crate) fn run() -> Result<(), StepError> {
     let mut steps = Steps::default();
     let [softhsm, opensc] = PKCS11_TOOLS;
-    steps.run("system packages", || {
-        debian_packages::ensure(&[C_COMPILER, softhsm, opensc])
-    })?;
+    let [zsh, fish] = SHELLS;
+    let mut programs = vec![C_COMPILER, softhsm, opensc, zsh, fish];
+    let counting = Counting::here();
+    if counting == Counting::Required {
+        programs.push(instructions::VALGRIND);
+    }
+    steps.run("system packages", || debian_packages::ensure(&programs))?;
     steps.run("format", || step::run(&mut cargo("fmt --all --check")))?;
     steps.run("layers", layers::run)?;
     steps.run("unit, integration and doc tests", tests)?;
-    steps.run("production build", dist::test)?;
+    steps.run("production build", production_build::test)?;
     let ci = std::env::var("CI").unwrap_or_default();
     match RealKubernetes::of(step::exists("go"), &ci) {
         RealKubernetes::Required => {
             steps.run("licences, bans and sources", dependencies)?;
-            e2e::steps(&mut steps, SuiteSelection::Default, &[], background_steps())?;
+            e2e::steps(
+                &mut steps,
+                SuiteSelection::Default,
+                &[],
+                background_steps(&counting),
+            )?;
         }
         RealKubernetes::Skipped => {
-            for BackgroundStep { name, mut command } in background_steps() {
+            for BackgroundStep { name, mut command } in background_steps(&counting) {
                 steps.run(name, || step::run(&mut command))?;
             }
             steps.run("licences, bans and sources", dependencies)?;
             println!("\nGo is not installed: the tests against real Kubernetes are skipped.");
         }
+    }
+    if let Counting::Skipped(why) = counting {
+        println!("\nInstructions were not counted: {why}.");
     }
     steps.summarize();
     Ok(())
@@ -62,7 +87,7 @@ pub(crate) fn run() -> Result<(), StepError> {
 /// Whether the tests against real Kubernetes run.
 #[derive(Debug, PartialEq, Eq)]
 enum RealKubernetes {
-    /// They run, and fail if something that they need is missing.
+    /// The tests run, and fail if a program that they need is missing.
     Required,
     /// Go is missing, and this is not CI.
     Skipped,
@@ -86,15 +111,24 @@ fn tests() -> Result<(), StepError> {
 
 /// Steps that depend on no other step. They use the CPU time that the tests against real
 /// Kubernetes leave, which wait half of the time.
-fn background_steps() -> Vec<BackgroundStep> {
+fn background_steps(counting: &Counting) -> Vec<BackgroundStep> {
     let lints = "clippy --workspace --all-targets --features skewbridge-e2e/kubernetes --locked";
     let mut lints = cargo(lints);
     lints.args(["--", "-D", "warnings"]);
-    let mut production_lints = dist::lints();
+    let mut production_lints = production_build::lints();
     production_lints.args(["--", "-D", "warnings"]);
     let mut documentation = cargo("doc --workspace --no-deps --locked --document-private-items");
     documentation.env("RUSTDOCFLAGS", "-D warnings");
-    vec![
+    let counts = BackgroundStep {
+        name: "instruction counts",
+        command: cargo("run --quiet --package xtask --locked -- instructions"),
+    };
+    let counts = (*counting == Counting::Required).then_some(counts);
+    let steps = [
+        BackgroundStep {
+            name: "packages",
+            command: cargo("run --quiet --package xtask --locked -- dist --check"),
+        },
         BackgroundStep {
             name: "lints",
             command: lints,
@@ -107,7 +141,8 @@ fn background_steps() -> Vec<BackgroundStep> {
             name: "documentation",
             command: documentation,
         },
-    ]
+    ];
+    steps.into_iter().chain(counts).collect()
 }
 
 fn dependencies() -> Result<(), StepError> {

@@ -1,4 +1,4 @@
-//! Files and tests that documents name exist.
+//! Files and tests that documents name exist, and the picture of the gateway has all its modules.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;
@@ -13,7 +13,14 @@ const DOCUMENTS: &[&str] = &[
 ];
 
 /// Directories with sources.
-const SOURCES: &[&str] = &["crates", "e2e", "bench", "xtask", "fuzz"];
+const SOURCES: &[&str] = &[
+    "crates",
+    "e2e",
+    "bench",
+    "instruction-counts",
+    "xtask",
+    "fuzz",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -94,4 +101,39 @@ fn files_and_tests_that_documents_name_exist() {
         }
     }
     assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// The names of the modules that a file declares, without those of tests.
+fn declared_modules(file: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let mut lines = text.lines();
+    let mut found = Vec::new();
+    while let Some(line) = lines.next() {
+        if line == "#[cfg(test)]" {
+            lines.next();
+            continue;
+        }
+        let line = line.strip_prefix("pub ").unwrap_or(line);
+        let name = line
+            .strip_prefix("mod ")
+            .and_then(|it| it.strip_suffix(';'));
+        found.extend(name.map(str::to_owned));
+    }
+    found
+}
+
+#[test]
+fn the_picture_of_the_request_path_has_every_module_of_the_gateway() {
+    let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let section = text.split("\n## Request path\n").nth(1).unwrap();
+    let picture = section.split("```").nth(1).unwrap();
+    let is_sign = |letter: char| !letter.is_ascii_alphanumeric() && letter != '_';
+    let words: HashSet<&str> = picture.split(is_sign).collect();
+    let modules = declared_modules(&root().join("crates/gateway/src/lib.rs"));
+    assert!(modules.len() > 30, "{modules:?}");
+    let missing: Vec<_> = modules
+        .iter()
+        .filter(|it| !words.contains(it.as_str()))
+        .collect();
+    assert!(missing.is_empty(), "not in the picture: {missing:?}");
 }

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_no_result() {
+    fn without_measurements_there_is_no_result() {
         let measured = [Measured {
             load: Load::Stdin,
             rates: Default::default(),

@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_without_commands_proves_nothing() {
+    fn a_log_without_commands_is_an_error() {
         assert!(all_by_websocket(&event("get", "log")).is_err());
         assert!(all_by_websocket("").is_err());
     }

@@ -15,7 +15,7 @@ const FILES_PER_DIRECTORY: u32 = 100;
 const MAX_FILE_BYTES: u64 = 4096;
 const FILE_SIZE_STEP_BYTES: u64 = 2027;
 
-/// Writes so many files, a hundred in each directory.
+/// Writes this many files, a hundred in each directory.
 pub(super) fn write(root: &Path, files: u32) -> Result<()> {
     for number in 0..files {
         let directory = root.join(format!("d{}", number / FILES_PER_DIRECTORY));
@@ -41,13 +41,17 @@ pub(super) fn compare(original: &Path, copy: &Path) -> Result<()> {
         copied.difference(&names).count()
     );
     for name in names {
-        let (here, there) = (original.join(&name), copy.join(&name));
-        if here.is_dir() {
-            compare(&here, &there)?;
+        let (original_path, copy_path) = (original.join(&name), copy.join(&name));
+        if original_path.is_dir() {
+            compare(&original_path, &copy_path)?;
             continue;
         }
-        let there = fs::read(&there).with_context(|| there.display().to_string())?;
-        ensure!(fs::read(&here)? == there, "{} differs", here.display());
+        let copied = fs::read(&copy_path).with_context(|| copy_path.display().to_string())?;
+        ensure!(
+            fs::read(&original_path)? == copied,
+            "{} differs",
+            original_path.display()
+        );
     }
     Ok(())
 }

@@ -38,7 +38,7 @@ struct ClientResult {
     seconds: Spread,
     cpu_seconds: Spread,
     peak_mib: Spread,
-    /// How often it has failed, and was run again.
+    /// How often the client has failed and was run again.
     failed: u32,
 }
 
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_no_result() {
+    fn without_measurements_there_is_no_result() {
         let measured = [Measured {
             load: Load::Stdin,
             costs: Default::default(),

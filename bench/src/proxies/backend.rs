@@ -14,11 +14,27 @@ pub(crate) const ANSWER: &str = "/api/v1/namespaces/bench/configmaps/answer";
 
 pub(crate) fn start(scratch: &ScratchDir, pki: &Pki, port: u16, size: u32) -> Result<Proxy> {
     scratch.write(&format!("static{ANSWER}"), answer(size))?;
+    start_nginx(scratch, pki, port, "1")
+}
+
+/// nginx with these bytes at one path, and a worker for each processor.
+pub(crate) fn start_file(
+    scratch: &ScratchDir,
+    pki: &Pki,
+    port: u16,
+    path: &str,
+    bytes: impl AsRef<[u8]>,
+) -> Result<Proxy> {
+    scratch.write(&format!("static{path}"), bytes)?;
+    start_nginx(scratch, pki, port, "auto")
+}
+
+fn start_nginx(scratch: &ScratchDir, pki: &Pki, port: u16, workers: &str) -> Result<Proxy> {
     let user = super::nginx::user(scratch)?;
     let (root, certificate, key) = (scratch.root(), &pki.certificate, &pki.key);
     let config = format!(
         "{user}\
-worker_processes 1;
+worker_processes {workers};
 pid {root}/backend.pid;
 error_log stderr warn;
 events {{ worker_connections 1000; }}

@@ -22,7 +22,7 @@ pub(crate) const NAME: &str = "bridge";
 /// The number of workers of the compared proxies.
 pub(crate) const ONE_WORKER: &str = "--worker-threads=1";
 
-/// The program to run, built first when asked to; `None` to leave it out.
+/// The program to run, built first if requested; `None` to leave it out.
 pub(crate) async fn program(choice: BridgeChoice) -> Result<Option<PathBuf>> {
     match choice {
         BridgeChoice::Skip => Ok(None),
@@ -45,7 +45,7 @@ pub(crate) async fn client_program(named: Option<PathBuf>) -> Result<PathBuf> {
     }
 }
 
-/// Where a bridge listens, and what is behind it, on loopback.
+/// The ports of a bridge and of its upstream, on loopback.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ports {
     pub(crate) front: u16,
@@ -53,7 +53,7 @@ pub(crate) struct Ports {
     pub(crate) upstream: u16,
 }
 
-/// Starts one in front of an upstream on loopback. `name` is also that of its log.
+/// Starts a bridge in front of an upstream on loopback. Its log has this name too.
 pub(crate) fn start(
     name: &'static str,
     program: &Path,
@@ -108,7 +108,7 @@ async fn build() -> Result<PathBuf> {
     executable(&String::from_utf8_lossy(&output.stdout)).context("cargo built no bridge")
 }
 
-/// Cargo says where it put the program, whatever the target directory is.
+/// The path of the program, from the messages of cargo, whatever the target directory is.
 fn executable(messages: &str) -> Option<PathBuf> {
     messages
         .lines()
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_is_where_cargo_says() {
+    fn the_path_of_the_program_is_read_from_the_messages_of_cargo() {
         let messages = r#"
 {"reason":"compiler-artifact","target":{"name":"build-script"},"executable":"/t/build-script"}
 {"reason":"compiler-artifact","target":{"name":"skewbridge"},"executable":null}

@@ -50,8 +50,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// How long it takes to send so many bytes, until the node confirms that it has
-    /// received them.
+    /// The time to send this many bytes, until the node confirms that it has received them.
     pub(crate) async fn send(&self, bytes: u64) -> Result<Duration> {
         let mut session = Session::open(self, NodeCommand::Sink { bytes }).await?;
         let mut pattern = Pattern::default();
@@ -63,12 +62,12 @@ impl Target {
         while session.errors.bytes().is_empty() {
             session.read_stdout().await?;
         }
-        let took = start.elapsed();
+        let elapsed = start.elapsed();
         session.end().await?;
-        Ok(took)
+        Ok(elapsed)
     }
 
-    /// How long it takes until so many bytes have arrived, and no more.
+    /// The time until this many bytes have arrived, and no more.
     pub(crate) async fn receive(&self, bytes: u64) -> Result<Duration> {
         let mut session = Session::open(self, NodeCommand::Source { bytes }).await?;
         let mut pattern = Pattern::default();
@@ -79,13 +78,13 @@ impl Target {
             pattern.check(&piece)?;
         }
         ensure!(pattern.passed() == bytes, "more than requested");
-        let took = start.elapsed();
+        let elapsed = start.elapsed();
         session.end().await?;
-        Ok(took)
+        Ok(elapsed)
     }
 
-    /// How many small messages go to the node and back in this time. In each session so
-    /// many are sent at once, and the next ones when all are back.
+    /// How many small messages go to the node and back in this time. In each session `at_once`
+    /// messages are sent, and the next ones when all of these have returned.
     pub(crate) async fn exchange_messages(
         &self,
         sessions: u32,
@@ -101,10 +100,10 @@ impl Target {
         }
         let start = Instant::now();
         let deadline = start + time;
-        let mut talks = JoinSet::new();
+        let mut exchanges = JoinSet::new();
         for mut session in open {
             let words = words.clone();
-            talks.spawn(async move {
+            exchanges.spawn(async move {
                 let mut messages = 0_u32;
                 while Instant::now() < deadline {
                     session.exchange(&words).await?;
@@ -114,17 +113,17 @@ impl Target {
             });
         }
         let (mut open, mut messages) = (Vec::new(), 0);
-        while let Some(talked) = talks.join_next().await {
-            let (session, count) = talked??;
+        while let Some(result) = exchanges.join_next().await {
+            let (session, count) = result??;
             open.push(session);
             messages += count;
         }
-        let took = start.elapsed();
+        let elapsed = start.elapsed();
         for mut session in open {
             session.close_stdin().await?;
             session.end().await?;
         }
-        Ok(ExchangeResult { messages, took })
+        Ok(ExchangeResult { messages, elapsed })
     }
 }
 
@@ -132,7 +131,7 @@ impl Target {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExchangeResult {
     pub(crate) messages: u32,
-    pub(crate) took: Duration,
+    pub(crate) elapsed: Duration,
 }
 
 /// One command.

@@ -77,14 +77,14 @@ pub(super) async fn measure(
     for round in 0..args.copies {
         for direction in [Direction::In, Direction::Out] {
             for index in rotated(routes.len(), round as usize) {
-                let took = copies.copy(routes[index], direction).await?;
+                let elapsed = copies.copy(routes[index], direction).await?;
                 report::progress(format_args!(
-                    "copy {}/{}: {direction:?} {}: {took:.2?}",
+                    "copy {}/{}: {direction:?} {}: {elapsed:.2?}",
                     round + 1,
                     args.copies,
                     name(routes[index]),
                 ));
-                seconds[index][direction as usize].push(took.as_secs_f64());
+                seconds[index][direction as usize].push(elapsed.as_secs_f64());
             }
         }
     }
@@ -99,7 +99,7 @@ struct Copies<'a> {
 }
 
 impl Copies<'_> {
-    /// How long it takes; the copy must be equal.
+    /// The time of a copy, which must be equal to its source.
     async fn copy(&self, via: Via, direction: Direction) -> Result<Duration> {
         let remote = format!("{}:{}", Node::POD, self.in_pod.display());
         let (from, to, copy) = match direction {
@@ -111,9 +111,9 @@ impl Copies<'_> {
         kubectl.args(["-n", Node::NAMESPACE, "cp", &from, &to]);
         let start = Instant::now();
         process::output_of(&mut kubectl, COPY_TIMEOUT).await?;
-        let took = start.elapsed();
+        let elapsed = start.elapsed();
         ensure!(is_same(self.original, copy)?, "{} differs", copy.display());
-        Ok(took)
+        Ok(elapsed)
     }
 }
 

@@ -151,14 +151,14 @@ async fn perform(work: NodeCommand, streams: &mut impl Streams) -> Result<Outcom
     Ok(Outcome::Success)
 }
 
-/// Only SPDY: a WebSocket here was not translated.
+/// Only SPDY: a WebSocket on this path was not translated.
 async fn exec(mut io: Io, head: &RequestHead, options: Options, work: NodeCommand) -> Result<()> {
-    let asked = head.headers.get(UPGRADE);
-    if asked.is_none_or(|asked| !asked.as_bytes().eq_ignore_ascii_case(SPDY.as_bytes())) {
+    let upgrade = head.headers.get(UPGRADE);
+    if upgrade.is_none_or(|upgrade| !upgrade.as_bytes().eq_ignore_ascii_case(SPDY.as_bytes())) {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         respond(&mut io, StatusCode::BAD_REQUEST, &headers, "").await?;
-        bail!("asked for {asked:?}, not for {SPDY}");
+        bail!("the request is for {upgrade:?}, not for {SPDY}");
     }
     let offers = head.headers.get_all(PROTOCOL_VERSION).into_iter();
     let protocol = negotiate_spdy(offers.filter_map(|offer| offer.to_str().ok()))?;

@@ -15,9 +15,9 @@ pub(crate) fn exec_path() -> String {
 /// A command of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NodeCommand {
-    /// Reads stdin to its end, which has to come after so many bytes.
+    /// Reads stdin to its end, which has to come after this many bytes.
     Sink { bytes: u64 },
-    /// Writes so many bytes to stdout.
+    /// Writes this many bytes to stdout.
     Source { bytes: u64 },
     /// Echoes stdin until it ends.
     Echo,

@@ -204,7 +204,7 @@ impl fmt::Display for StreamsResult {
             let [median, spread] = Spread { median, min, max }.cells(0);
             table.row([(*name).to_owned(), median, spread]);
         }
-        write!(f, "\nidle, taken off above\n{table}")
+        write!(f, "\nidle CPU, subtracted above\n{table}")
     }
 }
 

@@ -1,4 +1,4 @@
-//! The same client and the same node, with one translator or the other between them.
+//! Measures the same client and the same node with either translator between them.
 
 use std::fmt;
 use std::path::Path;
@@ -135,7 +135,8 @@ pub(crate) enum Load {
     Stdin,
     /// From the node.
     Stdout,
-    /// To the node and back in small messages: in so many sessions, so many at once.
+    /// To the node and back in small messages: in this many sessions, with this many messages at
+    /// once.
     Talk { sessions: u32, at_once: u32 },
 }
 
@@ -256,7 +257,7 @@ impl Route {
                         .await?;
                     (
                         f64::from(exchange_messages.messages),
-                        exchange_messages.took,
+                        exchange_messages.elapsed,
                     )
                 }
             })

@@ -9,9 +9,9 @@ use anyhow::{Context, Error, bail};
 pub(crate) enum ChildMessage {
     /// The fake API server listens on this local port.
     Listening(u16),
-    /// So many watches have been opened (200).
+    /// This many watches have been opened (status 200).
     Opened(u32),
-    /// So many watches have received this event, and all before it.
+    /// This many watches have received this event, and all before it.
     Delivered { event: u32, count: u32 },
     /// A watch ended, or received unexpected data.
     Failed(String),

@@ -43,7 +43,7 @@ pub(crate) async fn run(args: Watchers) -> Result<()> {
     }
     drop(notes);
     tokio::select! {
-        told = report(received, args.connections * args.streams) => told,
+        reported = report(received, args.connections * args.streams) => reported,
         () = end_of_input() => Ok(()),
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use skewbridge_client::{Error, ErrorResponse};
 
-use crate::serve::parse;
+use crate::flag_values;
 use crate::skew::plain;
 
 /// Why a command fails.
@@ -66,7 +66,7 @@ impl Failure {
     }
 
     /// No message.
-    pub(crate) fn silent(code: u8) -> Self {
+    pub(crate) fn without_message(code: u8) -> Self {
         Self::plain("", code)
     }
 
@@ -108,18 +108,18 @@ impl fmt::Display for Failure {
 
 /// `--pod-running-timeout`, with kubectl's message if it is invalid.
 pub(crate) fn pod_running_timeout(text: &str) -> Result<Duration, Failure> {
-    let is_none = |text: &str| parse::duration(text).is_ok_and(|it| it.is_zero());
-    let is_below = |text: &str| parse::duration(text).is_ok();
+    let is_none = |text: &str| flag_values::duration(text).is_ok_and(|it| it.is_zero());
+    let is_below = |text: &str| flag_values::duration(text).is_ok();
     if is_none(text) || text.strip_prefix('-').is_some_and(is_below) {
         return Err(Failure::new(
             "--pod-running-timeout must be higher than zero",
         ));
     }
-    let read = parse::duration(text);
+    let read = flag_values::duration(text);
     read.map_err(|wrong| Failure::new(format!("--pod-running-timeout: {wrong}")))
 }
 
-/// The earlier attempt, for a message about the later one.
+/// A hint about the refused WebSocket request, for an error of the SPDY request that followed.
 pub(crate) fn refused_before(websocket: &str) -> String {
     format!("the request used SPDY, because WebSocket was refused: {websocket}")
 }
@@ -146,8 +146,8 @@ pub(crate) fn split_message(ended: Result<(), Failure>) -> (Option<String>, Resu
     match ended {
         Ok(()) => (None, Ok(())),
         Err(failure) => {
-            let said = (!failure.message.is_empty()).then(|| failure.to_string());
-            (said, Err(Failure::silent(failure.code)))
+            let message = (!failure.message.is_empty()).then(|| failure.to_string());
+            (message, Err(Failure::without_message(failure.code)))
         }
     }
 }

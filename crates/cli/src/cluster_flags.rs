@@ -1,14 +1,14 @@
 //! Cluster and user: kubectl's flags, for all commands that talk to a cluster.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use skewbridge_client::kubeconfig::{Cluster, Context, PemSource, User};
 use skewbridge_client::{Endpoint, Error, Kubeconfig, Secret, Target};
 
-use crate::serve::parse;
+use crate::flag_values;
 
 /// The heading of these flags in `--help`.
 const HEADING: &str = "Cluster options";
@@ -128,14 +128,18 @@ impl ClusterFlags {
         self.namespace.as_deref().filter(|name| !name.is_empty())
     }
 
+    /// The kubeconfig of the flag.
+    pub(crate) fn kubeconfig(&self) -> Option<&Path> {
+        self.kubeconfig.as_deref()
+    }
+
     /// In kubectl's syntax: `30s`, or a bare number of seconds.
     fn timeout(&self) -> Result<Option<Duration>, String> {
         let text = &self.request_timeout;
         let timeout = match text.parse() {
             Ok(seconds) => Duration::from_secs(seconds),
-            Err(_) => {
-                parse::duration(text).map_err(|wrong| format!("--request-timeout: {wrong}"))?
-            }
+            Err(_) => flag_values::duration(text)
+                .map_err(|wrong| format!("--request-timeout: {wrong}"))?,
         };
         Ok(Some(timeout).filter(|timeout| !timeout.is_zero()))
     }

@@ -24,7 +24,7 @@ Examples:
   skewbridge exec web -it -- bash
   tar c . | skewbridge exec -i web -- tar x -C /srv";
 
-/// kubectl's message if a terminal is requested and standard input is none.
+/// kubectl's message if a terminal is requested and standard input is not a terminal.
 pub(crate) const NO_TERMINAL: &str =
     "Unable to use a TTY - input is not a terminal or the right kind of file";
 

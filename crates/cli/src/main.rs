@@ -1,44 +1,59 @@
 //! The command line of Skewbridge: parse, build, run.
 
+mod admin_port;
 mod agent;
 mod attach;
+mod check;
 mod client_command;
 mod cluster_flags;
 mod completion;
 mod console;
 mod cp;
 mod exec;
+mod flag_values;
+mod flag_word;
+#[cfg(all(test, feature = "playground"))]
+mod flags_page;
+mod health;
+mod local_addresses;
 mod logs;
 mod man;
+mod manifest;
 #[cfg(feature = "playground")]
 mod playground;
-mod plugin_completion;
 mod pods;
 mod port_forward;
 mod private_memory;
+mod route;
 mod run;
 mod serve;
 mod session;
+mod similar_names;
 mod skew;
+mod status;
+mod upgrade;
+mod usage_error;
+mod vanishing;
+mod version;
 
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use skewbridge_pkcs11::{PIN_REFUSED, Selection};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let arguments = std::env::args_os().skip(1);
-    if program().is_some_and(|name| name == plugin_completion::PROGRAM) {
-        return plugin_completion::run(arguments, definition());
+    let arguments = || std::env::args_os().skip(1);
+    let candidates =
+        completion::candidates_for_shell(program().as_deref(), arguments(), definition);
+    if let Some(code) = candidates {
+        return code;
     }
     #[cfg(feature = "playground")]
-    if let Some(code) = playground::run_pod_process(arguments) {
+    if let Some(code) = playground::run_pod_process(arguments()) {
         return code;
     }
     let parsed = definition()
@@ -48,19 +63,26 @@ fn main() -> ExitCode {
         Ok(cli) => match cli.command {
             Command::Agent(flags) => agent::run(&flags),
             Command::Attach(flags) => attach::run(&flags),
-            Command::Completion(flags) => completion::run(&flags, definition()),
+            Command::Check(flags) => check::run(&flags),
+            Command::Completion(flags) => completion::run(&flags),
             Command::Cp(flags) => cp::run(&flags),
             Command::Exec(flags) => exec::run(&flags),
+            Command::Health(flags) => health::run(&flags),
             Command::Man(flags) => man::run(&flags, definition()),
+            Command::Manifest(flags) => manifest::run(&flags),
             #[cfg(feature = "playground")]
             Command::Playground(flags) => playground::run(&flags),
             Command::PortForward(flags) => port_forward::run(&flags),
+            Command::Route(flags) => route::run(&flags),
             Command::Run(flags) => run::run(&flags),
-            Command::Serve(flags) => serve::run(&flags),
+            Command::Serve(command_line) => serve::run(&command_line),
             Command::Skew(flags) => skew::run(&flags),
-            Command::Version => version(),
+            Command::Status(flags) => status::run(&flags),
+            Command::Upgrade(flags) => upgrade::run(&flags),
+            Command::Vanishing(flags) => vanishing::run(&flags),
+            Command::Version(flags) => version::run(&flags),
         },
-        Err(error) => usage(&error),
+        Err(error) => usage_error::print(error, definition(), std::env::args_os().skip(1)),
     }
 }
 
@@ -87,27 +109,41 @@ enum Command {
     Agent(Box<agent::Flags>),
     /// Attach to the process of a container.
     Attach(Box<attach::Flags>),
+    /// Check a configuration before a bridge starts, and a cluster with bridges.
+    Check(Box<check::Flags>),
     /// Print a shell completion script.
     Completion(completion::Flags),
     /// Copy files and directories to and from containers.
     Cp(Box<cp::Flags>),
     /// Run a command in a container.
     Exec(Box<exec::Flags>),
+    /// Show whether the bridge on this machine is healthy.
+    Health(health::Flags),
     /// Print manual pages.
     Man(man::Flags),
+    /// Print what to install: manifests, units, rights.
+    Manifest(manifest::Flags),
     /// Demo in one process: three servers with bridges, a node, and a tour.
     #[cfg(feature = "playground")]
     Playground(playground::Flags),
     /// Forward local ports to a pod.
     PortForward(Box<port_forward::Flags>),
+    /// Show which server gets a request, and why.
+    Route(route::Flags),
     /// Run a command whose requests go through a credential plugin.
     Run(run::Flags),
-    /// Run the gateway beside one kube-apiserver.
-    Serve(Box<serve::Flags>),
+    /// Run the bridge, in front of one kube-apiserver or of several.
+    Serve(Box<serve::CommandLine>),
     /// Show how servers differ, and what a client of each would miss.
     Skew(skew::Flags),
-    /// Print the version.
-    Version,
+    /// Show the control plane as a bridge sees it: servers, differences, requests, changes.
+    Status(status::Flags),
+    /// Print the steps of an upgrade or a rollback of a cluster.
+    Upgrade(Box<upgrade::Flags>),
+    /// Show who calls APIs that the next minor version does not serve.
+    Vanishing(vanishing::Flags),
+    /// Print the version, and how this program was built.
+    Version(version::Flags),
 }
 
 /// The command line, with the name that the user typed.
@@ -132,32 +168,6 @@ fn program() -> Option<OsString> {
 
 /// `EX_USAGE` of `sysexits.h`: the command line is not valid.
 const EXIT_USAGE: u8 = 64;
-
-fn version() -> ExitCode {
-    // Write errors are ignored: the reader may have closed the pipe.
-    let _ = writeln!(
-        std::io::stdout(),
-        "{} {}",
-        env!("CARGO_PKG_NAME"),
-        env!("CARGO_PKG_VERSION")
-    );
-    ExitCode::SUCCESS
-}
-
-/// Prints clap's output: help and version succeed, everything else is a usage error.
-fn usage(error: &clap::Error) -> ExitCode {
-    // clap repeats an unexpected argument, which may be a URI with a PIN.
-    if error.use_stderr() && Selection::mentions_pin(&error.render().to_string()) {
-        let _ = writeln!(std::io::stderr(), "error: {PIN_REFUSED}");
-    } else {
-        let _ = error.print();
-    }
-    if error.use_stderr() {
-        ExitCode::from(EXIT_USAGE)
-    } else {
-        ExitCode::SUCCESS
-    }
-}
 
 #[cfg(test)]
 mod tests {

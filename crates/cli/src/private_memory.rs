@@ -8,7 +8,7 @@ pub(crate) fn deny_dumps() {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-        // If the kernel refuses it, the process is as private as any other.
+        // If the kernel refuses, the process has the same protection as any other process.
         let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     }
 }

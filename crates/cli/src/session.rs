@@ -114,9 +114,9 @@ impl Session {
         match over {
             Ok(status) => Ok(ExitState::Process(status)),
             Err(SessionEnd::Detached) => Ok(ExitState::Detached),
-            Err(SessionEnd::Signal(code)) => Err(Failure::silent(code)),
+            Err(SessionEnd::Signal(code)) => Err(Failure::without_message(code)),
             Err(SessionEnd::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
-                Err(Failure::silent(EXIT_PIPE))
+                Err(Failure::without_message(EXIT_PIPE))
             }
             Err(SessionEnd::Input(error)) => Err(Failure::new(format!(
                 "standard input cannot be read: {error}"

@@ -58,10 +58,10 @@ fn help_manual_pages_and_completions_list_the_playground_only_if_it_is_built_in(
     let commands = [
         &["--help"][..],
         &["man"],
-        &["completion", "bash"],
-        &["completion", "zsh"],
-        &["completion", "fish"],
-        &["completion", "powershell"],
+        // What the completion scripts ask.
+        &["__complete", ""],
+        &["__complete_bash", " =:", "skewbridge "],
+        &["__complete_line", "skewbridge "],
     ];
     for arguments in commands {
         let text = stdout(arguments);

@@ -2,224 +2,21 @@
 //! signals to end it.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
-use std::io::{BufRead as _, BufReader};
-use std::net::{SocketAddr, TcpListener};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+#[path = "support/serve_fixture.rs"]
+mod serve_fixture;
+
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use http::Request;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
-use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, H1Client, Options, Reply, Response, ScratchDir, TEST_TIMEOUT,
-    TlsClient, eventually, unprivileged_user,
-};
+use skewbridge_testkit::{Ca, TEST_TIMEOUT, eventually, unprivileged_user};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::sync::Notify;
 use tokio::time::sleep;
 
-/// All certificates, and an upstream.
-struct ServeFixture {
-    dir: ScratchDir,
-    serving: Ca,
-    users: Ca,
-    front_proxies: Ca,
-    upstream: ApiServer,
-    /// Releases the response to `/slow`.
-    release: Arc<Notify>,
-}
-
-impl ServeFixture {
-    async fn new() -> Self {
-        let dir = ScratchDir::new();
-        let [serving, users, front_proxies, upstream_ca] =
-            ["serving", "users", "front-proxies", "upstream"].map(Ca::new);
-        for (name, leaf) in [
-            ("serving", serving.server(&["localhost"])),
-            ("front-proxy", front_proxies.client("front-proxy", &[])),
-        ] {
-            dir.write(&format!("{name}.crt"), &leaf.cert_pem);
-            dir.write(&format!("{name}.key"), &leaf.key_pem);
-        }
-        dir.write("users-ca.crt", users.pem());
-        dir.write("front-proxies-ca.crt", front_proxies.pem());
-        dir.write("upstream-ca.crt", upstream_ca.pem());
-
-        let release = Arc::new(Notify::new());
-        let slow = release.clone();
-        let options = Options::new(upstream_ca.server(&["127.0.0.1"]))
-            .clients(ClientAuth::Accept(&front_proxies));
-        let upstream = ApiServer::start(options, move |seen| match seen.path() {
-            "/slow" => Reply::json("\"at last\"").after(&slow),
-            "/broken" => Reply::reset(h2::Reason::INTERNAL_ERROR),
-            "/apis/gone" => Reply::new(404).body("no"),
-            "/apis" => Reply::json(format!("\"{}\"", seen.target)).header("audit-id", "given"),
-            _ if seen.header("upgrade").is_some() => Reply::upgrade("websocket").0,
-            _ => Reply::json(format!("\"{}\"", seen.target)),
-        })
-        .await;
-        Self {
-            dir,
-            serving,
-            users,
-            front_proxies,
-            upstream,
-            release,
-        }
-    }
-
-    /// The command line, with all required flags.
-    fn command(&self, flags: &[&str]) -> Command {
-        let file = |flag: &str, name: &str| {
-            let path = self.dir.path().join(name);
-            format!("--{flag}={}", path.display())
-        };
-        let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
-        command
-            .arg("serve")
-            .arg("--bind-address=127.0.0.1")
-            .arg(format!("--upstream=https://{}", self.upstream.addr()))
-            .arg(file("upstream-ca-file", "upstream-ca.crt"))
-            .arg(file("tls-cert-file", "serving.crt"))
-            .arg(file("tls-private-key-file", "serving.key"))
-            .arg(file("client-ca-file", "users-ca.crt"))
-            .arg(file("requestheader-client-ca-file", "front-proxies-ca.crt"))
-            .arg(file("proxy-client-cert-file", "front-proxy.crt"))
-            .arg(file("proxy-client-key-file", "front-proxy.key"))
-            .args(flags)
-            // Must not have an effect: headers would be logged.
-            .env("RUST_LOG", "trace")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        command
-    }
-
-    /// Runs it on free ports, and waits until it serves.
-    async fn serve(&self, flags: &[&str]) -> Served {
-        self.serve_by(self.command(flags)).await
-    }
-
-    /// The same, by this command.
-    async fn serve_by(&self, mut command: Command) -> Served {
-        command.args(["--secure-port=0", "--admin-address=127.0.0.1:0"]);
-        let mut child = command.spawn().unwrap();
-        let (log, reader) = collect(&mut child);
-        let mut served = Served {
-            child,
-            log,
-            reader: Some(reader),
-            address: ([127, 0, 0, 1], 0).into(),
-            admin: ([127, 0, 0, 1], 0).into(),
-        };
-        served.logs("admin_address").await;
-        let line = served.lines_with("admin_address").remove(0);
-        (served.address, served.admin) = (field(&line, "address"), field(&line, "admin_address"));
-        served
-    }
-
-    fn client(&self) -> TlsClient {
-        TlsClient::new(&self.serving)
-    }
-}
-
-/// A running bridge, killed when the test ends.
-struct Served {
-    child: Child,
-    log: Arc<Mutex<String>>,
-    reader: Option<JoinHandle<()>>,
-    address: SocketAddr,
-    admin: SocketAddr,
-}
-
-impl Served {
-    fn log(&self) -> String {
-        self.log.lock().unwrap().clone()
-    }
-
-    /// Lines that contain this.
-    fn lines_with(&self, text: &str) -> Vec<String> {
-        let log = self.log();
-        let lines = log.lines().filter(|line| line.contains(text));
-        lines.map(str::to_owned).collect()
-    }
-
-    /// Waits until it has logged this.
-    async fn logs(&self, text: &str) {
-        eventually(text, TEST_TIMEOUT, async || self.log().contains(text)).await;
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    /// Waits for its end, and for the end of its log.
-    async fn exit(&mut self) -> ExitStatus {
-        let mut status = None;
-        eventually("it exits", TEST_TIMEOUT, async || {
-            status = self.child.try_wait().unwrap();
-            status.is_some()
-        })
-        .await;
-        if let Some(reader) = self.reader.take() {
-            reader.join().unwrap();
-        }
-        status.unwrap()
-    }
-
-    /// Ends it, and returns its whole log.
-    async fn whole_log(mut self) -> String {
-        self.signal(Signal::TERM);
-        assert_eq!(self.exit().await.code(), Some(0));
-        self.log()
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        // One that has ended already is not signalled.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn collect(child: &mut Child) -> (Arc<Mutex<String>>, JoinHandle<()>) {
-    let log = Arc::new(Mutex::new(String::new()));
-    let stderr = BufReader::new(child.stderr.take().unwrap());
-    let collected = log.clone();
-    let reader = std::thread::spawn(move || {
-        for line in stderr.lines() {
-            let mut log = collected.lock().unwrap();
-            log.push_str(&line.unwrap());
-            log.push('\n');
-        }
-    });
-    (log, reader)
-}
-
-/// A field of a line, in either format.
-fn field(line: &str, name: &str) -> SocketAddr {
-    let text = match serde_json::from_str::<Value>(line) {
-        Ok(json) => json[name].as_str().unwrap().to_owned(),
-        Err(_) => text_field(line, name).unwrap_or_default().to_owned(),
-    };
-    text.parse()
-        .unwrap_or_else(|_| panic!("no {name} in {line}"))
-}
-
-fn text_field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
-    line.split(' ')
-        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
-        .map(|value| value.trim_matches('"'))
-}
-
-async fn send(client: &mut H1Client, line: &str, headers: &str) -> Response {
-    let request = format!("{line} HTTP/1.1\r\nHost: k\r\n{headers}\r\n");
-    client.send(request).await.unwrap();
-    client.read_response().await.unwrap()
-}
+use serve_fixture::{ServeFixture, send, text_field};
 
 /// A process that cannot be traced or dumped belongs to root in `/proc`, under any user.
 #[cfg(target_os = "linux")]
@@ -319,6 +116,86 @@ async fn requests_pass_through_the_process_over_both_protocols() {
 }
 
 #[tokio::test]
+async fn the_configuration_that_a_dry_run_prints_serves_from_a_file() {
+    let fixture = ServeFixture::new().await;
+    let dry_run = |mut command: Command| {
+        let output = command.arg("--dry-run").stdout(Stdio::piped()).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let printed = dry_run(fixture.command(&["--guard-admission=off", "--idle-timeout=45s"]));
+    for line in [
+        "apiVersion: skewbridge.io/v1alpha1",
+        "guardAdmission: off  # from the command line",
+        "idleTimeout: 45s  # from the command line",
+        "securePort: 6443  # default",
+        "# peerCaFile:",
+    ] {
+        assert!(printed.lines().any(|it| it == line), "{line}: {printed}");
+    }
+    fixture.dir.write("bridge.yaml", &printed);
+    let file = fixture.dir.path().join("bridge.yaml");
+    let from_file = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
+        command
+            .arg("serve")
+            .arg(format!("--config={}", file.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command
+    };
+    // Its values are those of the file now.
+    let values = |printed: &str| -> Vec<String> {
+        let lines = printed.lines();
+        lines
+            .map(|it| it.split("  #").next().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(values(&dry_run(from_file())), values(&printed));
+
+    // Flags win: the ports on the command line.
+    let mut bridge = fixture.serve_by(from_file()).await;
+    let mut client = fixture.client().http1(bridge.address).await.unwrap();
+    let response = send(&mut client, "GET /api/v1/namespaces", "").await;
+    assert_eq!(response.status, 200);
+    bridge.signal(Signal::TERM);
+    assert_eq!(bridge.exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_wrong_value_in_a_file_is_reported_with_its_key() {
+    let fixture = ServeFixture::new().await;
+    let head = "apiVersion: skewbridge.io/v1alpha1\nkind: BridgeConfiguration\n";
+    let file = fixture.dir.path().join("bridge.yaml");
+    let rows = [
+        (
+            "guardFields: some\n",
+            format!(
+                "skewbridge: --guard-fields (guardFields in {}): \"some\" is not off, writes or all",
+                file.display()
+            ),
+        ),
+        (
+            "gaurdFields: all\n",
+            format!(
+                "skewbridge: --config {}: gaurdFields is not a key; similar keys: guardFields",
+                file.display()
+            ),
+        ),
+    ];
+    for (text, expected) in rows {
+        fixture.dir.write("bridge.yaml", format!("{head}{text}"));
+        let flag = format!("--config={}", file.display());
+        let output = fixture.command(&[&flag]).output().unwrap();
+        assert_eq!(output.status.code(), Some(64));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(stderr.lines().next(), Some(expected.as_str()), "{stderr}");
+    }
+}
+
+#[tokio::test]
 async fn either_signal_drains_and_then_exits_with_0() {
     let fixture = ServeFixture::new().await;
     for (earlier, signal) in [Signal::TERM, Signal::INT].into_iter().enumerate() {
@@ -328,7 +205,7 @@ async fn either_signal_drains_and_then_exits_with_0() {
             .send("GET /slow HTTP/1.1\r\nHost: k\r\n\r\n")
             .await
             .unwrap();
-        // Probes arrive in between.
+        // Probes of the bridge may arrive first.
         let slow = |seen: &&skewbridge_testkit::RecordedRequest| seen.path() == "/slow";
         fixture
             .upstream
@@ -350,11 +227,11 @@ async fn either_signal_drains_and_then_exits_with_0() {
 }
 
 #[tokio::test]
-async fn the_delay_is_served_before_the_drain() {
+async fn requests_are_served_during_the_shutdown_delay() {
     let fixture = ServeFixture::new().await;
     let mut served = fixture.serve(&["--shutdown-delay-duration=3s"]).await;
     let mut client = fixture.client().http1(served.address).await.unwrap();
-    // It is ready after the first response of upstream.
+    // The bridge is ready after the first response of upstream.
     let ready = async || send(&mut client, "GET /readyz", "").await.status == 200;
     eventually("readiness", TEST_TIMEOUT, ready).await;
     served.signal(Signal::TERM);
@@ -365,7 +242,7 @@ async fn the_delay_is_served_before_the_drain() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_it_at_once_with_1() {
+async fn a_second_signal_ends_the_bridge_at_once_with_exit_code_1() {
     let fixture = ServeFixture::new().await;
     for (first, second) in [(Signal::TERM, Signal::TERM), (Signal::INT, Signal::TERM)] {
         let mut served = fixture.serve(&["--shutdown-delay-duration=1h"]).await;
@@ -373,7 +250,7 @@ async fn a_second_signal_ends_it_at_once_with_1() {
         assert_eq!(send(&mut client, "GET /version", "").await.status, 200);
         served.signal(first);
         served.logs("shutting down").await;
-        // SIGTERMs within a second are one.
+        // SIGTERMs within a second count as one.
         sleep(Duration::from_millis(1200)).await;
         served.signal(second);
         assert_eq!(served.exit().await.code(), Some(1));
@@ -409,7 +286,7 @@ async fn a_refused_certificate_is_explained_at_the_default_verbosity() {
     let served = fixture.serve(&[]).await;
     let unknown = Ca::new("unknown-ca").client("mallory\nERROR", &[]);
     let client = fixture.client().identity(&unknown);
-    // More than are logged in a minute.
+    // More requests than rejected certificates are logged per minute.
     for _ in 0..40 {
         let mut client = client.http1(served.address).await.unwrap();
         assert_eq!(send(&mut client, "GET /version", "").await.status, 401);

@@ -145,7 +145,7 @@ impl Setup {
         text
     }
 
-    /// Runs it until it serves.
+    /// Runs the bridge until it serves.
     async fn serves(&self) -> Running {
         let mut child = self.command().spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
@@ -194,7 +194,7 @@ impl Running {
         let mut tcp = TcpStream::connect(self.admin).unwrap();
         write!(
             tcp,
-            "GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         )
         .unwrap();
         let mut text = String::new();
@@ -340,7 +340,7 @@ async fn the_wrong_port_of_upstream() {
         &["--upstream", &url],
     );
 
-    // One that speaks HTTP without TLS.
+    // An upstream that speaks HTTP without TLS.
     let plain = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://{}", plain.local_addr().unwrap());
     thread::spawn(move || {

@@ -27,6 +27,8 @@ fn every_wrong_value_is_reported_at_once() {
         "--requestheader-username-headers=a b",
         "--requestheader-extra-headers-prefix=X-",
         "--upstream=http://10.0.0.1",
+        "--goaway-chance=0.03",
+        "--proxy-protocol-cidrs=10.0.0.9",
         "--upstream-ca-file=/nonexistent/upstream.crt",
         "--upstream-server-name=a b",
         "--peer-ca-file=/",
@@ -55,6 +57,7 @@ fn every_wrong_value_is_reported_at_once() {
         "--idle-timeout=1 minute",
         "--request-timeout=soon",
         "--admin-address=0.0.0.0:10270",
+        "--admin-secure-address=:10271",
         "--v=11",
         "--log-format=xml",
         "--worker-threads=0",
@@ -82,7 +85,7 @@ fn every_wrong_value_is_reported_at_once() {
         "--peer-ca-file /: is a directory",
         "--peer-advertise-ip: clients cannot connect to ::",
         "--peer-advertise-port: \"0\" is not a whole number from 1",
-        "--peer-registry: \"consul\" is not one of etcd, leases, file:PATH",
+        "--peer-registry: \"consul\" is not one of etcd, leases, file:PATH, endpoints",
         "--peer-cidrs: \"10.0.0.1\" has no prefix length",
         "--apiserver-identity: \"Not_A_Name\" is not a name of a Lease",
         "--egress-selector-config-file /nonexistent/egress.yaml: no such file",
@@ -101,12 +104,16 @@ fn every_wrong_value_is_reported_at_once() {
         "--max-unauthenticated-connections-per-source: \"0\" is not a whole number from 1",
         "--max-authentication-failures-per-source: \"few\" is not a whole number from 0",
         "--http2-max-streams-per-connection: \"many\" is not a whole number",
+        "--goaway-chance: \"0.03\" is not a number from 0 to 0.02",
+        "--proxy-protocol-cidrs: \"10.0.0.9\" has no prefix length",
         "--max-buffered-bytes: \"1M\" is not a number of bytes (such as 256Mi)",
         "--tls-handshake-timeout: must be more than 0",
         "--read-header-timeout: \"-1s\" must not be negative",
         "--idle-timeout: \"1 minute\" is not a duration",
         "--request-timeout: \"soon\" is not a duration",
         "--admin-address: 0.0.0.0:10270 is not on loopback",
+        "--admin-secure-address: \":10271\" is not IP:PORT; write it like 10.0.0.11:10271",
+        "--admin-secure-address: needs --proxy-client-cert-file",
         "--v: \"11\" is not a whole number from 0 to 10",
         "--log-format: \"xml\" is not one of text, json",
         "--worker-threads: \"0\" is not a whole number from 1",
@@ -224,7 +231,7 @@ fn one_file_for_both_flags_is_reported_for_the_right_flag() {
 #[test]
 fn a_key_in_place_of_a_ca_is_reported_with_advice() {
     let files = Files::new();
-    let mut flags = files.enough();
+    let mut flags = files.required_flags();
     flags.push(files.flag("--upstream-ca-file", "tls.key"));
     let output = serve(&flags);
     assert_eq!(output.status.code(), USAGE);
@@ -242,7 +249,7 @@ fn invalid_flags_are_reported_before_a_port_is_opened() {
     let occupied = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = occupied.local_addr().unwrap().port();
     let files = Files::new();
-    let mut flags = files.enough();
+    let mut flags = files.required_flags();
     flags.push("--bind-address=127.0.0.1".into());
     flags.push(format!("--secure-port={port}"));
     flags.push("--v=loud".into());
@@ -256,7 +263,7 @@ fn invalid_flags_are_reported_before_a_port_is_opened() {
 #[test]
 fn the_bridge_is_not_its_own_upstream() {
     let files = Files::new();
-    let mut flags = files.enough();
+    let mut flags = files.required_flags();
     flags.push("--upstream=https://localhost".into());
     let output = serve(&flags);
     assert_eq!(output.status.code(), USAGE);
@@ -270,7 +277,7 @@ fn the_bridge_is_not_its_own_upstream() {
 #[test]
 fn leases_need_networks() {
     let files = Files::new();
-    let mut flags = files.enough();
+    let mut flags = files.required_flags();
     flags.push("--peer-registry=leases".into());
     let output = serve(&flags);
     assert_eq!(output.status.code(), USAGE);
@@ -300,7 +307,7 @@ fn the_bridge_user_must_be_valid() {
             "--bridge-groups: system:unauthenticated is",
         ),
     ] {
-        let mut flags = files.enough();
+        let mut flags = files.required_flags();
         flags.push(flag.into());
         let output = serve(&flags);
         assert_eq!(output.status.code(), USAGE);
@@ -315,7 +322,7 @@ fn an_invalid_document_is_reported_with_its_paths() {
     let files = Files::new();
     files.write("peers.yaml", "peers:\n- {identity: A, address: here}\n");
     files.write("egress.yaml", "apiVersion: v1\nkind: Pod\n");
-    let mut flags = files.enough();
+    let mut flags = files.required_flags();
     flags.push(format!(
         "--peer-registry=file:{}",
         files.path("peers.yaml").display()
@@ -349,7 +356,7 @@ fn a_misspelt_flag_is_misuse_with_a_suggestion() {
 fn values_are_written_as_kube_apiserver_takes_them() {
     // The last value of a repeated flag counts; -v is --v; a value may be the next argument.
     let files = Files::new();
-    let mut flags = files.enough();
+    let mut flags = files.required_flags();
     flags.extend(["--secure-port=x", "--secure-port", "0", "-v", "3"].map(Into::into));
     flags.extend(["--requestheader-allowed-names=a,b"; 2].map(Into::into));
     flags.push("--idle-timeout=wrong".into());
@@ -413,12 +420,54 @@ fn the_version_is_printed_by_flag_and_by_command() {
 }
 
 #[test]
+fn the_version_says_how_the_program_was_built() {
+    let output = skewbridge(&["version", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(0));
+    let build: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(build["version"], env!("CARGO_PKG_VERSION"));
+    // Only `cargo xtask dist` names the commit.
+    let commit = option_env!("SKEWBRIDGE_COMMIT").unwrap_or("unknown");
+    assert_eq!(build["commit"], commit);
+    let features = build["features"].as_array().unwrap();
+    let playground = serde_json::Value::from("playground");
+    assert_eq!(
+        features.contains(&playground),
+        cfg!(feature = "playground"),
+        "{features:?}"
+    );
+    let target = build["target"].as_str().unwrap();
+    assert!(target.starts_with(std::env::consts::ARCH), "{target}");
+    let lock = include_str!("../../../Cargo.lock");
+    for (package, version) in [
+        (&build["tls"]["library"], &build["tls"]["version"]),
+        (
+            &build["tls"]["cryptoProvider"],
+            &build["tls"]["cryptoProviderVersion"],
+        ),
+    ] {
+        let locked = format!("name = {package}\nversion = {version}\n");
+        assert!(lock.contains(&locked), "{locked}");
+    }
+    assert_eq!(build["tls"]["fips"], false);
+    assert_eq!(build["linkage"], "dynamic");
+    assert!(
+        build["rustc"].as_str().unwrap().starts_with("1."),
+        "{build}"
+    );
+    let wrong = skewbridge(&["version", "-o", "yaml"]);
+    assert_eq!(wrong.status.code(), USAGE);
+}
+
+#[test]
 fn help_is_printed_by_flag_and_by_command() {
     let flag = skewbridge(&["--help"]);
     let command = skewbridge(&["help"]);
     for output in [&flag, &command] {
         assert_eq!(output.status.code(), Some(0));
-        assert!(text(&output.stdout).contains("Run the gateway beside"));
+        assert!(
+            text(&output.stdout)
+                .contains("Run the bridge, in front of one kube-apiserver or of several")
+        );
     }
     assert_eq!(flag.stdout, command.stdout);
 }
@@ -470,7 +519,7 @@ impl Files {
     }
 
     /// The required flags of `serve`.
-    fn enough(&self) -> Vec<String> {
+    fn required_flags(&self) -> Vec<String> {
         vec![
             self.flag("--tls-cert-file", "tls.crt"),
             self.flag("--tls-private-key-file", "tls.key"),

@@ -2,193 +2,40 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
+#[path = "support/skew_fixture.rs"]
+mod skew_fixture;
+
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::{Command, Output};
 
 use serde_json::{Value, json};
-use skewbridge_testkit::{
-    ApiServer, Ca, Options, RecordedRequest, Reply, ScratchDir, ScriptedServer,
+use skewbridge_testkit::{ApiServer, Ca, Options, RecordedRequest, Reply, ScriptedServer};
+
+use skew_fixture::{
+    BRIDGE, SkewFixture, V2, bridge, bridge_before, group, new, old, openapi, openapi_index, plain,
+    server_entry, with_fields,
 };
 
-const BRIDGE: &str = "application/json;g=skewbridge.io;v=v1alpha1;as=ServerDiscoveryList";
-const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-
 const OK: Option<i32> = Some(0);
+
 const FAILED: Option<i32> = Some(1);
+
 const SKEW: Option<i32> = Some(2);
+
 const USAGE: Option<i32> = Some(64);
-
-/// A cluster's CA, and a directory for kubeconfigs.
-struct Bench {
-    ca: Ca,
-    dir: ScratchDir,
-}
-
-impl Bench {
-    fn new() -> Self {
-        Self {
-            ca: Ca::new("cluster"),
-            dir: ScratchDir::new(),
-        }
-    }
-
-    async fn serve(
-        &self,
-        answer: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
-    ) -> ApiServer {
-        let options = Options::new(self.ca.server(&["127.0.0.1"]));
-        ApiServer::start(options, answer).await
-    }
-
-    /// A kubeconfig with a context for each server; the first is the current one.
-    fn kubeconfig(&self, servers: &[(&str, SocketAddr)]) -> PathBuf {
-        self.dir.write("ca.crt", self.ca.pem());
-        let mut text = format!("current-context: {}\n", servers[0].0);
-        let list = |text: &mut String, title: &str, entry: &dyn Fn(&str, SocketAddr) -> String| {
-            text.push_str(title);
-            text.push_str(":\n");
-            for (name, address) in servers {
-                text.push_str("- ");
-                text.push_str(&entry(name, *address));
-                text.push('\n');
-            }
-        };
-        list(&mut text, "clusters", &|name, address| {
-            format!(
-                "{{name: {name}, cluster: {{server: 'https://{address}', certificate-authority: ca.crt}}}}"
-            )
-        });
-        list(&mut text, "contexts", &|name, _| {
-            format!("{{name: {name}, context: {{cluster: {name}, user: me}}}}")
-        });
-        text.push_str("users: [{name: me, user: {token: secret-token}}]\n");
-        self.dir.write("config", text)
-    }
-
-    /// Runs the command on another thread than the fake servers.
-    async fn skew(&self, words: &[&str]) -> CommandOutput {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
-        command
-            .arg("skew")
-            .args(words)
-            .env("HOME", self.dir.path())
-            .env_remove("KUBECONFIG")
-            .env_remove("KUBERNETES_SERVICE_HOST");
-        let ran = tokio::task::spawn_blocking(move || command.output().unwrap());
-        CommandOutput::of(&ran.await.unwrap())
-    }
-}
-
-#[derive(Debug)]
-struct CommandOutput {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl CommandOutput {
-    fn of(output: &Output) -> Self {
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-        let ran = Self {
-            code: output.status.code(),
-            stdout: text(&output.stdout),
-            stderr: text(&output.stderr),
-        };
-        for text in [&ran.stdout, &ran.stderr] {
-            assert!(!text.contains('\u{1b}'), "an escape code: {text:?}");
-            assert!(!text.contains("secret-token"), "{text}");
-        }
-        ran
-    }
-
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.stdout).unwrap()
-    }
-}
-
-fn resource(name: &str) -> Value {
-    json!({"resource": name, "scope": "Namespaced", "singularResource": "", "verbs": ["get", "list"]})
-}
-
-fn group(name: &str, version: &str, resources: &[&str]) -> Value {
-    let resources: Vec<_> = resources.iter().map(|name| resource(name)).collect();
-    json!({"metadata": {"name": name}, "versions": [
-        {"version": version, "resources": resources, "freshness": "Current"}]})
-}
-
-fn document(groups: &Value) -> Reply {
-    let list = json!({
-        "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2",
-        "metadata": {}, "items": groups,
-    });
-    Reply::new(200)
-        .header("Content-Type", V2)
-        .body(list.to_string())
-}
-
-/// A kube-apiserver: ignores unknown media types, and requires authentication.
-fn plain(
-    version: &'static str,
-    apis: &Value,
-) -> impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static {
-    let apis = apis.clone();
-    move |seen| {
-        assert_eq!(seen.header("authorization"), Some("Bearer secret-token"));
-        match seen.path() {
-            "/version" => Reply::json(json!({"gitVersion": version}).to_string()),
-            "/api" => document(&json!([group("", "v1", &["pods"])])),
-            "/apis" => document(&apis),
-            _ => Reply::new(404),
-        }
-    }
-}
-
-fn old() -> Value {
-    json!([
-        group("apps", "v1", &["sets"]),
-        group("x.io", "v1alpha1", &["things"])
-    ])
-}
-
-fn new() -> Value {
-    json!([group("apps", "v1", &["sets", "policies"])])
-}
-
-/// A bridge with the list of these servers.
-fn bridge(servers: Value) -> impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static {
-    move |seen| {
-        let accepted = seen.header("accept").unwrap();
-        assert!(accepted.starts_with(&format!("{BRIDGE},")), "{accepted}");
-        assert_eq!(seen.path(), "/apis");
-        let list = json!({
-            "kind": "ServerDiscoveryList", "apiVersion": "skewbridge.io/v1alpha1",
-            "servers": servers,
-        });
-        Reply::new(200)
-            .header("Content-Type", BRIDGE)
-            .body(list.to_string())
-    }
-}
-
-fn server_entry(identity: &str, groups: &Value) -> Value {
-    json!({"identity": identity, "version": "v1.34.4", "local": false, "reachable": true,
-           "address": "10.0.0.1:6443", "lastSync": "2026-11-15T12:00:00Z", "groups": groups})
-}
 
 #[tokio::test]
 async fn plain_servers_are_compared_by_their_contexts() {
-    let bench = Bench::new();
-    let first = bench.serve(plain("v1.34.4", &old())).await;
-    let second = bench.serve(plain("v1.36.4", &new())).await;
-    let third = bench.serve(plain("v1.36.4", &new())).await;
-    let config = bench.kubeconfig(&[
+    let fixture = SkewFixture::new();
+    let first = fixture.serve(plain("v1.34.4", &old())).await;
+    let second = fixture.serve(plain("v1.36.4", &new())).await;
+    let third = fixture.serve(plain("v1.36.4", &new())).await;
+    let config = fixture.kubeconfig(&[
         ("old", first.addr()),
         ("new", second.addr()),
         ("newer", third.addr()),
     ]);
     let config = format!("--kubeconfig={}", config.display());
-    let ran = bench
+    let ran = fixture
         .skew(&[&config, "--context=old", "--context=new"])
         .await;
     assert_eq!(ran.code, SKEW, "{ran:?}");
@@ -219,7 +66,7 @@ A client pinned to new would miss 1 resource:
         "--context=newer",
         "-o=json",
     ];
-    let ran = bench.skew(&all).await;
+    let ran = fixture.skew(&all).await;
     assert_eq!(ran.code, SKEW);
     let json = ran.json();
     assert_eq!(json["skew"], true);
@@ -230,7 +77,7 @@ A client pinned to new would miss 1 resource:
     );
     assert_eq!(json["differences"][0]["on"], json!(["new", "newer"]));
 
-    let ran = bench
+    let ran = fixture
         .skew(&[&config, "--context=new", "--context=newer", "-o=wide"])
         .await;
     assert_eq!(ran.code, OK, "{ran:?}");
@@ -242,19 +89,21 @@ A client pinned to new would miss 1 resource:
 
 #[tokio::test]
 async fn the_servers_of_one_context_are_compared_by_their_urls() {
-    let bench = Bench::new();
-    let first = bench.serve(plain("v1.34.4", &old())).await;
-    let second = bench.serve(plain("v1.36.4", &new())).await;
+    let fixture = SkewFixture::new();
+    let first = fixture.serve(plain("v1.34.4", &old())).await;
+    let second = fixture.serve(plain("v1.36.4", &new())).await;
     // The kubeconfig in the home directory, and a context at neither of them.
     let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
-    let config = bench.kubeconfig(&[("balancer", nowhere)]);
-    std::fs::create_dir(bench.dir.path().join(".kube")).unwrap();
+    let config = fixture.kubeconfig(&[("balancer", nowhere)]);
+    std::fs::create_dir(fixture.dir.path().join(".kube")).unwrap();
     let text = std::fs::read_to_string(config).unwrap();
-    bench
+    fixture
         .dir
         .write(".kube/config", text.replace("ca.crt", "../ca.crt"));
     let servers = [first.addr(), second.addr()].map(|it| format!("--server=https://{it}"));
-    let ran = bench.skew(&[&servers[0], &servers[1], "-o", "json"]).await;
+    let ran = fixture
+        .skew(&[&servers[0], &servers[1], "-o", "json"])
+        .await;
     assert_eq!(ran.code, SKEW, "{ran:?}");
     let json = ran.json();
     assert_eq!(json["servers"][0]["name"], first.addr().to_string());
@@ -262,7 +111,7 @@ async fn the_servers_of_one_context_are_compared_by_their_urls() {
 
     // A password in a URL is refused, and not printed.
     let secret = servers[0].replace("https://", "https://me:secret-token@");
-    let ran = bench.skew(&[&secret, &servers[1], "-o=wide"]).await;
+    let ran = fixture.skew(&[&secret, &servers[1], "-o=wide"]).await;
     assert_eq!(ran.code, FAILED, "{ran:?}");
     assert!(
         ran.stderr.contains("must not contain a user or a password"),
@@ -272,73 +121,51 @@ async fn the_servers_of_one_context_are_compared_by_their_urls() {
 
 #[tokio::test]
 async fn a_bridge_reports_all_servers_of_its_cluster() {
-    let bench = Bench::new();
+    let fixture = SkewFixture::new();
     let servers = json!([
         server_entry("apiserver-a", &old()),
         server_entry("apiserver-b", &new())
     ]);
-    let server = bench.serve(bridge(servers)).await;
-    let config = bench.kubeconfig(&[("prod", server.addr())]);
+    let server = fixture.serve(bridge(servers)).await;
+    let config = fixture.kubeconfig(&[("prod", server.addr())]);
     let config = format!("--kubeconfig={}", config.display());
-    let ran = bench.skew(&[&config]).await;
+    let ran = fixture.skew(&[&config]).await;
     assert_eq!(ran.code, SKEW, "{ran:?}");
     assert!(ran.stdout.contains("things\n"), "{}", ran.stdout);
     assert!(
         ran.stdout
             .contains("pinned to apiserver-b would miss 1 resource")
     );
-    let ran = bench.skew(&[&config, "-o=json"]).await;
+    let ran = fixture.skew(&[&config, "-o=json"]).await;
     assert_eq!(ran.json()["servers"][1]["lastSync"], "2026-11-15T12:00:00Z");
 
     let servers = json!([
         server_entry("apiserver-a", &new()),
         server_entry("apiserver-b", &new())
     ]);
-    let server = bench.serve(bridge(servers)).await;
-    let config = bench.kubeconfig(&[("prod", server.addr())]);
+    let server = fixture.serve(bridge(servers)).await;
+    let config = fixture.kubeconfig(&[("prod", server.addr())]);
     let config = format!("--kubeconfig={}", config.display());
-    let ran = bench.skew(&[&config]).await;
+    let ran = fixture.skew(&[&config]).await;
     assert_eq!(ran.code, OK, "{ran:?}");
-}
-
-/// A bridge in front of a server: it lists all servers of its cluster, or only its own if that
-/// is requested.
-fn bridge_before(
-    version: &'static str,
-    own: &Value,
-    list: Value,
-) -> impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static {
-    let own = plain(version, own);
-    move |seen| {
-        let accepted = seen.header("accept").unwrap();
-        if seen.path() != "/apis" || !accepted.starts_with(BRIDGE) {
-            return own(seen);
-        }
-        let mut list = list.clone();
-        list["kind"] = json!("ServerDiscoveryList");
-        list["apiVersion"] = json!("skewbridge.io/v1alpha1");
-        Reply::new(200)
-            .header("Content-Type", BRIDGE)
-            .body(list.to_string())
-    }
 }
 
 #[tokio::test]
 async fn clients_of_the_bridges_of_one_cluster_miss_nothing() {
-    let bench = Bench::new();
+    let fixture = SkewFixture::new();
     let list = json!({"servers": [server_entry("apiserver-a", &old()), server_entry("apiserver-b", &new())]});
     let first = bridge_before("v1.34.4", &old(), list.clone());
-    let first = bench.serve(first).await;
-    let second = bench.serve(bridge_before("v1.36.4", &new(), list)).await;
-    let direct = bench.serve(plain("v1.36.4", &new())).await;
-    let config = bench.kubeconfig(&[
+    let first = fixture.serve(first).await;
+    let second = fixture.serve(bridge_before("v1.36.4", &new(), list)).await;
+    let direct = fixture.serve(plain("v1.36.4", &new())).await;
+    let config = fixture.kubeconfig(&[
         ("old", first.addr()),
         ("new", second.addr()),
         ("direct", direct.addr()),
     ]);
     let config = format!("--kubeconfig={}", config.display());
     let both = [&config, "--context=old", "--context=new"];
-    let ran = bench.skew(&both).await;
+    let ran = fixture.skew(&both).await;
     assert_eq!(ran.code, SKEW, "{ran:?}");
     let expected = "\
 SERVER   VERSION   RESOURCES
@@ -356,7 +183,10 @@ A client pinned to old would miss nothing: its bridge serves what any of 2 serve
 A client pinned to new would miss nothing: its bridge serves what any of 2 servers serves.
 ";
     assert_eq!(ran.stdout, expected);
-    let json = bench.skew(&[&both[..], &["-o=json"]].concat()).await.json();
+    let json = fixture
+        .skew(&[&both[..], &["-o=json"]].concat())
+        .await
+        .json();
     assert_eq!(json["skew"], true);
     for server in [0, 1] {
         let server = &json["servers"][server];
@@ -367,7 +197,7 @@ A client pinned to new would miss nothing: its bridge serves what any of 2 serve
     }
 
     // Without the bridge, nothing changes.
-    let ran = bench
+    let ran = fixture
         .skew(&[&config, "--context=old", "--context=direct"])
         .await;
     let missed = "pinned to direct would miss 1 resource:\n  x.io/v1alpha1, all of it: things\n";
@@ -380,16 +210,16 @@ A client pinned to new would miss nothing: its bridge serves what any of 2 serve
 
 #[tokio::test]
 async fn apis_that_bridges_of_two_clusters_cannot_reach_are_reported_as_missing() {
-    let bench = Bench::new();
+    let fixture = SkewFixture::new();
     let mut away = server_entry("apiserver-c", &json!([group("y.io", "v1", &["gone"])]));
     away["reachable"] = json!(false);
     let one = json!({"servers": [server_entry("apiserver-a", &old()), away]});
     let other = json!({"servers": [server_entry("apiserver-b", &new())]});
-    let first = bench.serve(bridge_before("v1.34.4", &old(), one)).await;
-    let second = bench.serve(bridge_before("v1.36.4", &new(), other)).await;
-    let config = bench.kubeconfig(&[("blue", first.addr()), ("green", second.addr())]);
+    let first = fixture.serve(bridge_before("v1.34.4", &old(), one)).await;
+    let second = fixture.serve(bridge_before("v1.36.4", &new(), other)).await;
+    let config = fixture.kubeconfig(&[("blue", first.addr()), ("green", second.addr())]);
     let config = format!("--kubeconfig={}", config.display());
-    let ran = bench
+    let ran = fixture
         .skew(&[&config, "--context=blue", "--context=green"])
         .await;
     for expected in [
@@ -403,14 +233,14 @@ async fn apis_that_bridges_of_two_clusters_cannot_reach_are_reported_as_missing(
 
 #[tokio::test]
 async fn a_bridge_that_runs_local_only_is_recognised() {
-    let bench = Bench::new();
+    let fixture = SkewFixture::new();
     let list = json!({"servers": [], "localOnly": "the gate is off"});
     let first = bridge_before("v1.34.4", &old(), list);
-    let first = bench.serve(first).await;
-    let second = bench.serve(plain("v1.36.4", &new())).await;
-    let config = bench.kubeconfig(&[("lone", first.addr()), ("new", second.addr())]);
+    let first = fixture.serve(first).await;
+    let second = fixture.serve(plain("v1.36.4", &new())).await;
+    let config = fixture.kubeconfig(&[("lone", first.addr()), ("new", second.addr())]);
     let config = format!("--kubeconfig={}", config.display());
-    let ran = bench.skew(&[&config]).await;
+    let ran = fixture.skew(&[&config]).await;
     assert_eq!(ran.code, FAILED, "{ran:?}");
     let expected = format!(
         "skewbridge: lone: the bridge {} runs local-only (the gate is off), so there is no",
@@ -419,13 +249,16 @@ async fn a_bridge_that_runs_local_only_is_recognised() {
     assert!(ran.stderr.starts_with(&expected), "{}", ran.stderr);
 
     let both = [&config, "--context=lone", "--context=new"];
-    let ran = bench.skew(&both).await;
+    let ran = fixture.skew(&both).await;
     assert_eq!(ran.code, SKEW, "{ran:?}");
     assert!(ran.stdout.contains("pinned to lone would miss 1 resource:"));
     let note = "\nThe bridge lone runs local-only (the gate is off).\n\
-                Its clients reach its own server only.\n";
+                Its clients reach its local server only.\n";
     assert!(ran.stdout.ends_with(note), "{}", ran.stdout);
-    let json = bench.skew(&[&both[..], &["-o=json"]].concat()).await.json();
+    let json = fixture
+        .skew(&[&both[..], &["-o=json"]].concat())
+        .await
+        .json();
     let expected = json!({"mode": "local-only", "reason": "the gate is off"});
     assert_eq!(json["servers"][0]["bridge"], expected);
     assert!(json["servers"][1].get("bridge").is_none());
@@ -433,7 +266,7 @@ async fn a_bridge_that_runs_local_only_is_recognised() {
 
 #[tokio::test]
 async fn a_server_that_the_bridge_cannot_reach_makes_the_result_unknown() {
-    let bench = Bench::new();
+    let fixture = SkewFixture::new();
     let mut unreachable = server_entry("apiserver-b", &old());
     unreachable["reachable"] = json!(false);
     unreachable["problem"] = json!("connection refused");
@@ -450,12 +283,12 @@ async fn a_server_that_the_bridge_cannot_reach_makes_the_result_unknown() {
             "\nNothing to compare: 1 of 2 is known.\n",
         ),
     ] {
-        let server = bench
+        let server = fixture
             .serve(bridge(json!([server_entry("apiserver-a", &old()), other])))
             .await;
-        let config = bench.kubeconfig(&[("prod", server.addr())]);
+        let config = fixture.kubeconfig(&[("prod", server.addr())]);
         let config = format!("--kubeconfig={}", config.display());
-        let ran = bench.skew(&[&config]).await;
+        let ran = fixture.skew(&[&config]).await;
         assert_eq!(ran.code, FAILED, "{ran:?}");
         assert_eq!(ran.stderr, format!("skewbridge: {expected}\n"));
         assert!(ran.stdout.ends_with(verdict), "{}", ran.stdout);
@@ -464,11 +297,11 @@ async fn a_server_that_the_bridge_cannot_reach_makes_the_result_unknown() {
 
 #[tokio::test]
 async fn a_server_without_a_bridge_is_reported_with_advice() {
-    let bench = Bench::new();
-    let server = bench.serve(plain("v1.34.4", &old())).await;
-    let config = bench.kubeconfig(&[("prod", server.addr())]);
+    let fixture = SkewFixture::new();
+    let server = fixture.serve(plain("v1.34.4", &old())).await;
+    let config = fixture.kubeconfig(&[("prod", server.addr())]);
     let config = format!("--kubeconfig={}", config.display());
-    let ran = bench.skew(&[&config]).await;
+    let ran = fixture.skew(&[&config]).await;
     assert_eq!(ran.code, FAILED, "{ran:?}");
     assert_eq!(ran.stdout, "");
     assert!(ran.stderr.contains("has no bridge"), "{}", ran.stderr);
@@ -481,18 +314,18 @@ async fn a_server_without_a_bridge_is_reported_with_advice() {
 
 #[tokio::test]
 async fn a_server_that_does_not_answer_is_named_and_the_others_are_compared() {
-    let bench = Bench::new();
-    let first = bench.serve(plain("v1.34.4", &old())).await;
-    let second = bench.serve(plain("v1.36.4", &new())).await;
+    let fixture = SkewFixture::new();
+    let first = fixture.serve(plain("v1.34.4", &old())).await;
+    let second = fixture.serve(plain("v1.36.4", &new())).await;
     let dead = SocketAddr::from(([127, 0, 0, 1], 1));
-    let config = bench.kubeconfig(&[
+    let config = fixture.kubeconfig(&[
         ("old", first.addr()),
         ("dead", dead),
         ("new", second.addr()),
     ]);
     let config = format!("--kubeconfig={}", config.display());
     let all = [&config, "--context=old", "--context=dead", "--context=new"];
-    let ran = bench.skew(&all).await;
+    let ran = fixture.skew(&all).await;
     assert_eq!(ran.code, FAILED, "{ran:?}");
     assert_eq!(
         ran.stderr,
@@ -505,7 +338,7 @@ async fn a_server_that_does_not_answer_is_named_and_the_others_are_compared() {
         ran.stdout
     );
     assert!(ran.stdout.contains("only new"), "{}", ran.stdout);
-    let ran = bench.skew(&[&all[..], &["-o=json"]].concat()).await;
+    let ran = fixture.skew(&[&all[..], &["-o=json"]].concat()).await;
     assert_eq!(ran.code, FAILED);
     let json = ran.json();
     assert_eq!(json["complete"], false);
@@ -519,7 +352,7 @@ async fn a_server_that_does_not_answer_is_named_and_the_others_are_compared() {
 
 #[tokio::test]
 async fn an_old_server_is_queried_list_by_list() {
-    let bench = Bench::new();
+    let fixture = SkewFixture::new();
     let legacy = |seen: RecordedRequest| {
         let list = |resources: Value| {
             Reply::json(json!({"kind": "APIResourceList", "resources": resources}).to_string())
@@ -539,11 +372,11 @@ async fn an_old_server_is_queried_list_by_list() {
             _ => Reply::new(404),
         }
     };
-    let first = bench.serve(legacy).await;
-    let second = bench.serve(plain("v1.36.4", &new())).await;
-    let config = bench.kubeconfig(&[("old", first.addr()), ("new", second.addr())]);
+    let first = fixture.serve(legacy).await;
+    let second = fixture.serve(plain("v1.36.4", &new())).await;
+    let config = fixture.kubeconfig(&[("old", first.addr()), ("new", second.addr())]);
     let config = format!("--kubeconfig={}", config.display());
-    let ran = bench
+    let ran = fixture
         .skew(&[&config, "--context=old", "--context=new"])
         .await;
     assert_eq!(ran.code, OK, "{ran:?}");
@@ -556,26 +389,26 @@ async fn an_old_server_is_queried_list_by_list() {
 
 #[tokio::test]
 async fn failures_have_kubectls_messages() {
-    let bench = Bench::new();
+    let fixture = SkewFixture::new();
     let refusing = |code: u16, message: &'static str| {
         move |_: RecordedRequest| {
             let status = json!({"kind": "Status", "apiVersion": "v1", "message": message});
             Reply::json(status.to_string()).status(code)
         }
     };
-    let expired = bench.serve(refusing(401, "Unauthorized")).await;
-    let forbidden = bench
+    let expired = fixture.serve(refusing(401, "Unauthorized")).await;
+    let forbidden = fixture
         .serve(refusing(403, "users \"me\" cannot get path\u{1b}[2J"))
         .await;
-    let broken = bench.serve(refusing(500, "it hurts")).await;
-    let noise = bench.serve(|_| Reply::new(200).body("hello")).await;
-    let nonsense = bench
+    let broken = fixture.serve(refusing(500, "it hurts")).await;
+    let noise = fixture.serve(|_| Reply::new(200).body("hello")).await;
+    let nonsense = fixture
         .serve(|_| Reply::new(200).header("Content-Type", BRIDGE).body("{}"))
         .await;
     let stranger = Ca::new("stranger");
     let stranger = Options::new(stranger.server(&["127.0.0.1"]));
     let stranger = ApiServer::start(stranger, |_| Reply::json("{}")).await;
-    let config = bench.kubeconfig(&[
+    let config = fixture.kubeconfig(&[
         ("expired", expired.addr()),
         ("forbidden", forbidden.addr()),
         ("broken", broken.addr()),
@@ -603,15 +436,15 @@ async fn failures_have_kubectls_messages() {
         ("absent", "context \"absent\" does not exist in "),
     ];
     for (context, expected) in rows {
-        let ran = bench.skew(&[&config, "--context", context]).await;
+        let ran = fixture.skew(&[&config, "--context", context]).await;
         assert_eq!(ran.code, FAILED, "{ran:?}");
         assert!(ran.stderr.contains(expected), "{context}: {}", ran.stderr);
         assert_eq!(ran.stdout, "");
     }
-    let ran = bench.skew(&["--kubeconfig=/nonexistent/config"]).await;
+    let ran = fixture.skew(&["--kubeconfig=/nonexistent/config"]).await;
     assert_eq!(ran.code, FAILED);
     assert!(ran.stderr.contains("/nonexistent/config: no such file"));
-    let ran = bench.skew(&[]).await;
+    let ran = fixture.skew(&[]).await;
     assert_eq!(ran.code, FAILED);
     assert!(ran.stderr.contains("no configuration has been provided"));
     assert!(ran.stderr.contains(".kube/config"), "{}", ran.stderr);
@@ -619,8 +452,8 @@ async fn failures_have_kubectls_messages() {
 
 #[tokio::test]
 async fn a_connection_that_ends_between_requests_is_reopened() {
-    let bench = Bench::new();
-    let leaf = bench.ca.server(&["127.0.0.1"]);
+    let fixture = SkewFixture::new();
+    let leaf = fixture.ca.server(&["127.0.0.1"]);
     let server = ScriptedServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
         let head = conn.read_head().await;
         let (kind, body) = match head.split(' ').nth(1).unwrap() {
@@ -641,9 +474,9 @@ async fn a_connection_that_ends_between_requests_is_reopened() {
         .await;
     })
     .await;
-    let config = bench.kubeconfig(&[("a", server.addr()), ("b", server.addr())]);
+    let config = fixture.kubeconfig(&[("a", server.addr()), ("b", server.addr())]);
     let config = format!("--kubeconfig={}", config.display());
-    let ran = bench.skew(&[&config, "--context=a", "--context=b"]).await;
+    let ran = fixture.skew(&[&config, "--context=a", "--context=b"]).await;
     assert_eq!(ran.code, OK, "{ran:?}");
     assert!(
         ran.stdout.contains("a        v1.36.4   2\n"),
@@ -654,7 +487,7 @@ async fn a_connection_that_ends_between_requests_is_reopened() {
 
 #[tokio::test]
 async fn an_invalid_command_line_has_its_own_exit_code() {
-    let bench = Bench::new();
+    let fixture = SkewFixture::new();
     let rows: [(&[&str], &str); 5] = [
         (
             &["-o=xml"],
@@ -672,12 +505,106 @@ async fn an_invalid_command_line_has_its_own_exit_code() {
         ),
     ];
     for (words, expected) in rows {
-        let ran = bench.skew(words).await;
+        let ran = fixture.skew(words).await;
         assert_eq!(ran.code, USAGE, "{ran:?}");
         assert!(ran.stderr.contains(expected), "{}", ran.stderr);
         assert_eq!(ran.stdout, "");
     }
-    let ran = bench.skew(&["--help"]).await;
+    let ran = fixture.skew(&["--help"]).await;
     assert_eq!(ran.code, OK);
     assert!(ran.stdout.contains("Exit code: 0 no skew, 2 skew, 1 "));
+}
+
+#[tokio::test]
+async fn fields_of_servers_are_compared() {
+    let fixture = SkewFixture::new();
+    let first = fixture.serve(with_fields("v1.34.4", &["a"])).await;
+    let second = fixture.serve(with_fields("v1.36.4", &["a", "b"])).await;
+    let third = fixture.serve(plain("v1.22.0", &old())).await;
+    let config = fixture.kubeconfig(&[
+        ("old", first.addr()),
+        ("new", second.addr()),
+        ("same", second.addr()),
+        ("oldest", third.addr()),
+    ]);
+    let config = format!("--kubeconfig={}", config.display());
+    let base = ["--fields", &*config, "--context=new"];
+    let ran = fixture
+        .skew(&[&base[..], &["--context=old"]].concat())
+        .await;
+    assert_eq!(ran.code, SKEW, "{ran:?}");
+    let expected = "\
+SERVER   VERSION   KINDS
+new      v1.36.4   1
+old      v1.34.4   1
+
+FIELD      KNOWN BY
+sets.apps (Set)
+  spec.b   only new
+
+A write through new erases no field.
+
+A write through old can erase fields of 1 kind: sets.apps
+";
+    assert_eq!(ran.stdout, expected);
+    let ran = fixture
+        .skew(&[&base[..], &["--context=same"]].concat())
+        .await;
+    assert_eq!(ran.code, OK, "{ran:?}");
+    let ran = fixture
+        .skew(&[&base[..], &["--context=oldest", "-o=json"]].concat())
+        .await;
+    assert_eq!(ran.code, FAILED, "{ran:?}");
+    assert!(
+        ran.stderr.contains("oldest: the server has no OpenAPI v3"),
+        "{ran:?}"
+    );
+    assert_eq!(ran.json()["complete"], false);
+}
+
+const OPENAPI_OF_B: &str =
+    "application/json;g=skewbridge.io;v=v1alpha1;as=ServerOpenAPI;server=apiserver-b";
+
+#[tokio::test]
+async fn a_bridge_passes_the_openapi_of_other_servers() {
+    let fixture = SkewFixture::new();
+    let sets = json!([{"metadata": {"name": "apps"}, "versions": [{"version": "v1", "resources": [
+        {"resource": "sets", "responseKind": {"kind": "Set"}}]}]}]);
+    let mut local = server_entry("apiserver-a", &sets);
+    local["local"] = json!(true);
+    let list = json!({"servers": [local, server_entry("apiserver-b", &sets)]});
+    for (media_type, code) in [
+        (OPENAPI_OF_B, SKEW),
+        // A bridge that ignores the media type has sent its local server's document.
+        ("application/json", FAILED),
+    ] {
+        let own = bridge_before("v1.34.4", &sets, list.clone());
+        let local = with_fields("v1.34.4", &["a"]);
+        let server = fixture
+            .serve(move |seen| {
+                if seen.path() == "/apis" {
+                    return own(seen);
+                }
+                if seen.header("accept") != Some(OPENAPI_OF_B) {
+                    return local(seen);
+                }
+                let document = match seen.path() {
+                    "/openapi/v3" => openapi_index(),
+                    "/openapi/v3/apis/apps/v1" => openapi(&["a", "b"]),
+                    path => panic!("{path}"),
+                };
+                let reply = Reply::new(200).header("Content-Type", media_type);
+                reply.body(document.to_string())
+            })
+            .await;
+        let config = fixture.kubeconfig(&[("prod", server.addr())]);
+        let config = format!("--kubeconfig={}", config.display());
+        let ran = fixture.skew(&["--fields", &config]).await;
+        assert_eq!(ran.code, code, "{ran:?}");
+        let expected = match code {
+            SKEW => "  spec.b   only apiserver-b\n",
+            _ => "Nothing to compare: 1 of 2 is known.\n",
+        };
+        assert!(ran.stdout.contains(expected), "{ran:?}");
+    }
 }

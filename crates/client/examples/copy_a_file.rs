@@ -41,7 +41,7 @@ pub async fn copy(
         on_event: Some(Arc::new(|notice| eprintln!("{notice}"))),
         ..Options::default()
     };
-    // Another task could read this, and draw a progress bar.
+    // Another task could read the progress and draw a progress bar.
     let progress = Arc::new(Progress::default());
     copy_from(&pod, from, to, &options, &progress).await?;
     Ok(progress.bytes())

@@ -17,7 +17,7 @@ pub enum Error {
          --kubeconfig, or set $KUBECONFIG"
     )]
     NoConfiguration {
-        /// Where it was searched.
+        /// The searched paths.
         searched: String,
     },
     /// A file cannot be used.
@@ -121,7 +121,7 @@ pub enum Error {
     TimedOut {
         /// The server.
         server: String,
-        /// What it did not do.
+        /// The expected reaction.
         what: &'static str,
         /// The timeout.
         after: Duration,
@@ -332,7 +332,7 @@ fn available_suffix(names: &[String]) -> String {
     } else {
         ""
     };
-    format!("; there is: {}{more}", listed_names.join(", "))
+    format!("; available: {}{more}", listed_names.join(", "))
 }
 
 fn hint_suffix(hint: Option<&String>) -> String {

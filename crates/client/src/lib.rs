@@ -9,7 +9,6 @@
 //! | [`exec_plugin`] | credential plugins, including those that proxy requests (KEP-2718) |
 //! | [`transport`] | byte streams to an address: TCP, proxies, TLS |
 //! | [`kubeconfig`] | finds and reads kubeconfigs as kubectl does |
-//! | [`private_dir`] | directories that only this user can enter |
 //!
 //! The types that all users of the crate need are at its root as well: [`Kubeconfig`],
 //! [`Target`], [`Endpoint`], [`Connection`], [`Request`], [`Response`], [`Stream`], [`Secret`],
@@ -36,7 +35,6 @@ pub mod copy;
 mod error;
 pub mod exec_plugin;
 pub mod kubeconfig;
-pub mod private_dir;
 pub mod remote_command;
 pub mod transport;
 

@@ -148,7 +148,7 @@ async fn server_certificate_errors_use_gos_words() {
         (
             &url,
             trusting(&ca),
-            "tls-server-name says which name to expect",
+            "tls-server-name sets the expected name",
         ),
         (&expired, trusting(&ca), "x509: certificate has expired"),
         (&url, both, "with the insecure flag is not allowed"),
@@ -170,13 +170,13 @@ async fn server_certificate_errors_use_gos_words() {
 }
 
 #[tokio::test]
-async fn unreachable_and_silent_servers_are_named_in_errors() {
+async fn unreachable_and_unresponsive_servers_are_named_in_errors() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let url = format!("https://{address}");
     let insecure = "insecure-skip-tls-verify: true";
-    let silent = target(&url, insecure, "");
-    let endpoint = Endpoint::prepare(&silent, Some(Duration::from_millis(50)));
+    let unresponsive = target(&url, insecure, "");
+    let endpoint = Endpoint::prepare(&unresponsive, Some(Duration::from_millis(50)));
     let error = endpoint.await.unwrap().connect().await.unwrap_err();
     let expected = format!("the server {address} did not accept a connection within 0.05 s");
     assert!(error.to_string().starts_with(&expected), "{error}");
@@ -315,7 +315,7 @@ async fn an_http_proxy_opens_a_tunnel() {
     assert_eq!(
         error.to_string(),
         format!(
-            "the proxy {proxy} on the way to kubernetes.example:443 wants a user and a password \
+            "the proxy {proxy} on the way to kubernetes.example:443 requires a user and a password \
              (407); put them into its URL"
         )
     );

@@ -7,8 +7,8 @@ use skewbridge_k8s_api::content_negotiation::{Format, MediaRange, sorted_accept}
 use crate::document::Schema;
 use crate::object::Layout;
 
-/// What the server itself serves, for servers that merge the discovery of their peers (1.35
-/// and later). Other servers ignore the profile.
+/// The media type for what the server itself serves, for servers that merge the discovery of their
+/// peers (1.35 and later). Other servers ignore the profile.
 pub const V2_NOPEER: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;profile=nopeer";
 /// Aggregated discovery of 1.30 and later.
@@ -113,9 +113,9 @@ impl RequestedDiscovery {
             else {
                 continue;
             };
-            // Such a request comes from a server that asks what this one serves itself, also
-            // if only a later alternative is supported. With a merged answer, two servers
-            // could keep reporting an API to each other that neither has.
+            // Such a request comes from a server that requests what this server serves itself, also
+            // if only a later alternative is supported. With a merged answer, two servers could
+            // keep reporting an API to each other that neither has.
             from_peer |= is_local(&range);
             let format = OFFERS.into_iter().find(|format| range.includes(*format));
             let (Some(format), true) = (format, supports(schema)) else {
@@ -161,7 +161,7 @@ const YAML_V2: &str = "application/yaml;g=apidiscovery.k8s.io;v=v2;as=APIGroupDi
 const YAML_V2_BETA1: &str =
     "application/yaml;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 
-/// Whether a request asks what the server itself serves, in any format.
+/// Whether a request is for what the server itself serves, in any format.
 pub fn requests_local_only(headers: &HeaderMap) -> bool {
     let ranges = sorted_accept(headers).unwrap_or_default();
     ranges.iter().any(is_local)

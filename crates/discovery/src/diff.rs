@@ -137,7 +137,7 @@ impl Skew {
         self.differences.is_empty()
     }
 
-    /// What no other server has.
+    /// The differences that only this server has.
     pub fn only_on(&self, server: usize) -> impl Iterator<Item = &Difference> {
         self.differences
             .iter()
@@ -153,7 +153,7 @@ impl Skew {
 }
 
 impl Difference {
-    /// What a server lacks of it, if anything.
+    /// The largest unit of this difference that a server lacks, if it lacks any.
     pub fn missing_on(&self, server: usize) -> Option<Missing> {
         let mut missing = self.missing.iter();
         missing
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_without_resources_is_no_difference() {
+    fn a_version_without_resources_is_not_a_difference() {
         let listed = serving(&["v1 pods get", "g/v1"]);
         let absent = serving(&["v1 pods get"]);
         assert!(diff(&[&[&listed], &[&absent]]).is_empty());
@@ -491,9 +491,9 @@ mod tests {
 
     #[test]
     fn a_stale_version_is_reported_if_it_differs() {
-        let knows = serving(&["g/v1 x get", "h/v1 y get"]);
+        let current = serving(&["g/v1 x get", "h/v1 y get"]);
         let stale = serving(&["!g/v1", "!h/v1 y get"]);
-        let skew = diff(&[&[&knows], &[&stale]]);
+        let skew = diff(&[&[&current], &[&stale]]);
         assert_eq!(described(&skew), ["g/v1 x/ get: [0], not 1 (Resource)"]);
         assert_eq!(
             skew.stale,

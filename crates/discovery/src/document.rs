@@ -36,7 +36,7 @@ pub enum Schema {
 /// A group and its versions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// Has the name.
+    /// The metadata, which has the name.
     #[serde(default, deserialize_with = "null_as_default")]
     pub metadata: Metadata,
     /// The preferred one first.
@@ -94,7 +94,7 @@ pub struct Version {
 /// Whether a version's resources are up to date.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Freshness {
-    /// They are.
+    /// The resources are up to date.
     Current,
     /// The server that has them did not answer recently.
     Stale,
@@ -152,9 +152,9 @@ pub struct Resource {
 /// The scope of a resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scope {
-    /// In no namespace.
+    /// Cluster-scoped.
     Cluster,
-    /// In a namespace.
+    /// Namespaced.
     Namespaced,
     /// A value of a later Kubernetes, or none.
     #[serde(untagged)]

@@ -109,6 +109,15 @@ impl Index {
             .is_some()
     }
 
+    /// The resources of a group with their versions, without subresources.
+    pub fn resources_of(&self, group: &str) -> impl Iterator<Item = (&str, &str)> {
+        let versions = self.groups.get(group).into_iter().flat_map(ByName::iter);
+        versions.flat_map(|(version, resources)| {
+            let served = resources.iter().filter(|(_, it)| !it.verbs.is_empty());
+            served.map(move |(resource, _)| (version, resource))
+        })
+    }
+
     /// Everything that the server serves, sorted by group, version, resource and subresource.
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
         self.groups.iter().flat_map(|(group, versions)| {
@@ -140,7 +149,7 @@ impl Index {
         self.difference_without(others, |_, _| false)
     }
 
-    /// The same without some group-versions: those that all servers share.
+    /// Like [`Self::difference`], without some group-versions: those that all servers share.
     pub fn difference_without(
         &self,
         others: &[&Self],
@@ -161,7 +170,7 @@ impl Index {
         lines
     }
 
-    /// Empty for what is not served.
+    /// The empty set for a resource that is not served.
     fn verbs(&self, group: &str, version: &str, resource: &str, subresource: &str) -> Verbs {
         self.groups
             .get(group)
@@ -203,7 +212,7 @@ impl Verbs {
     /// Verbs that only custom APIs have.
     const OTHERS: u16 = 1 << Self::NAMES.len();
 
-    /// Whether there is none: then a server answers 404.
+    /// Whether the set has no verb: then a server answers 404.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -298,7 +307,7 @@ mod tests {
         Index::new(&[&Document::parse(text.as_bytes()).unwrap()])
     }
 
-    fn small() -> Index {
+    fn small_index() -> Index {
         served_by(
             r#"[{"metadata":{},"versions":[{"version":"v1","resources":[
                     {"resource":"namespaces","verbs":["create","delete","get","list","patch","update","watch"],
@@ -317,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_request_is_served_where_group_version_resource_subresource_and_verb_are_listed() {
-        let index = small();
+        let index = small_index();
         let rows = [
             ("GET", "/api/v1/pods", true),
             ("GET", "/api/v1/pods?watch=true", true),
@@ -384,7 +393,7 @@ mod tests {
 
     #[test]
     fn resources_and_versions_are_found() {
-        let index = small();
+        let index = small_index();
         assert!(index.serves_resource("", "v1", "pods"));
         assert!(index.serves_resource("odd.example", "v1", "customs"));
         assert!(!index.serves_resource("odd.example", "v1", "orphans"));
@@ -399,7 +408,7 @@ mod tests {
 
     #[test]
     fn entries_have_at_least_one_verb() {
-        let index = small();
+        let index = small_index();
         let entries: Vec<_> = index.entries().map(|entry| entry.to_string()).collect();
         assert_eq!(
             entries,
@@ -433,7 +442,7 @@ mod tests {
 
     #[test]
     fn the_difference_is_what_no_other_server_serves() {
-        let index = small();
+        let index = small_index();
         let pods = served_by(
             r#"[{"metadata":{},"versions":[{"version":"v1","resources":[
                 {"resource":"pods","verbs":["get"],"subresources":[{"subresource":"log","verbs":[]}]}]}]}]"#,

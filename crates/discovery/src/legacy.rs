@@ -97,7 +97,7 @@ impl LegacyDiscovery {
         Ok(())
     }
 
-    /// Takes the resources of a path as they were known before. Whether there is such a path.
+    /// Keeps the resources of a path as they were known before. Returns whether the path is listed.
     pub fn keep(&mut self, path: &str, known: &Version) -> bool {
         let list = self.lists.iter_mut().find(|list| list.path == path);
         list.map(|list| list.resources = Some(known.resources.clone()))
@@ -151,8 +151,7 @@ fn by_preference(group: &ApiGroup) -> impl Iterator<Item = &str> {
         .chain(versions().filter(move |version| *version != preferred))
 }
 
-/// Names become parts of request paths: names that could change the meaning of a path are
-/// rejected.
+/// Names become parts of request paths: names that could change the meaning of a path are rejected.
 fn is_path_part(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphanumeric())
         && name

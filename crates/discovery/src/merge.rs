@@ -133,7 +133,7 @@ pub(crate) fn union<T: Clone + PartialEq>(first: &[T], second: &[T]) -> Vec<T> {
 }
 
 impl Document {
-    /// The same without some group versions: for APIs that all servers share.
+    /// The document without some group versions: those of APIs that all servers share.
     #[must_use]
     pub fn without(&self, leave_out: impl Fn(&str, &str) -> bool) -> Self {
         let mut kept = self.clone();
@@ -147,8 +147,8 @@ impl Document {
         kept
     }
 
-    /// The same, completed with group-versions of another document that it lacks: `take`
-    /// says which.
+    /// The document, completed with group-versions of another document that it lacks: `take`
+    /// selects them.
     #[must_use]
     pub fn completed_with(&self, other: &Self, take: impl Fn(&str, &str) -> bool) -> Self {
         let mut completed = self.clone();

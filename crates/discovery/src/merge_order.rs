@@ -18,7 +18,7 @@ pub fn merge_orders<'a>(lists: &[Vec<&'a str>]) -> Vec<&'a str> {
             }
         }
     }
-    // A list with all names is the order, whatever the others are.
+    // A list with all names determines the order, whatever the other lists are.
     let whole = lists.iter().find(|list| {
         list.len() == before.len() && list.iter().collect::<BTreeSet<_>>().len() == list.len()
     });
@@ -68,7 +68,7 @@ mod tests {
             (&["a c", "b c"], "a b c"),
             (&["z y", "y x"], "z y x"),
             (&["v1 v1beta1", "v1 v2"], "v1 v1beta1 v2"),
-            // The first list with all names wins over contradictions.
+            // The first list with all names takes precedence over contradictions.
             (&["a b", "b a"], "a b"),
             // Contradictions without such a list.
             (&["a b c", "b a d"], "a b c d"),

@@ -20,6 +20,11 @@ const API_VERSION: &str = "skewbridge.io/v1alpha1";
 /// The media type.
 pub const MEDIA_TYPE: &str = "application/json;g=skewbridge.io;v=v1alpha1;as=ServerDiscoveryList";
 
+const OPENAPI_KIND: &str = "ServerOpenAPI";
+
+/// The media type of the OpenAPI of one server.
+pub const OPENAPI_MEDIA_TYPE: &str = "application/json;g=skewbridge.io;v=v1alpha1;as=ServerOpenAPI";
+
 /// What a client sends: this media type first, then the alternatives
 /// ([`LOCAL_DOCUMENT`](crate::accept::LOCAL_DOCUMENT)).
 pub const ACCEPT: &str = concat!(
@@ -31,14 +36,30 @@ pub const ACCEPT: &str = concat!(
     "application/json",
 );
 
-/// The servers of a cluster, as a bridge knows them.
+/// The servers of a cluster, as a bridge reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServerDiscoveryList {
     /// Sorted by identity.
     pub servers: Vec<ServerDiscovery>,
-    /// Why the bridge does not peer, if it does not. Then it knows only its own server, and
-    /// `servers` is empty.
+    /// Why the bridge is local-only, if it is. Then `servers` is empty.
     pub local_only: Option<String>,
+    /// The leaders of the control plane whose requests the bridge has seen.
+    pub leaders: Vec<Leader>,
+}
+
+/// A component that has renewed the Lease of its leader election in `kube-system`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Leader {
+    /// The name of the component and of the Lease: `kube-scheduler`.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub component: String,
+    /// The version in its user agent: `v1.36.4`.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub version: String,
+    /// The time since it has renewed the Lease through this bridge.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub renewed_seconds_ago: u64,
 }
 
 /// A kube-apiserver and what it serves.
@@ -83,6 +104,8 @@ impl ServerDiscoveryList {
             servers: Vec<ServerDiscovery>,
             #[serde(default, rename = "localOnly")]
             local_only: Option<String>,
+            #[serde(default, deserialize_with = "null_as_default")]
+            leaders: Vec<Leader>,
         }
         let meta = TypeMeta::expect(bytes, KIND)?;
         if meta.api_version != API_VERSION {
@@ -91,23 +114,29 @@ impl ServerDiscoveryList {
         let Body {
             servers,
             local_only,
+            leaders,
         } = read(bytes, KIND)?;
         Ok(Self {
             servers,
             local_only,
+            leaders,
         })
     }
 }
 
 impl Serialize for ServerDiscoveryList {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let fields = 3 + usize::from(self.local_only.is_some());
+        let optional = [self.local_only.is_some(), !self.leaders.is_empty()];
+        let fields = 3 + optional.map(usize::from).iter().sum::<usize>();
         let mut list = serializer.serialize_struct(KIND, fields)?;
         list.serialize_field("kind", KIND)?;
         list.serialize_field("apiVersion", API_VERSION)?;
         list.serialize_field("servers", &self.servers)?;
         if let Some(reason) = &self.local_only {
             list.serialize_field("localOnly", reason)?;
+        }
+        if !self.leaders.is_empty() {
+            list.serialize_field("leaders", &self.leaders)?;
         }
         list.end()
     }
@@ -118,6 +147,25 @@ pub fn is_content_type(text: &str) -> bool {
     MediaRange::parse(text).is_some_and(|range| matches_media_type(&range))
 }
 
+/// What a client sends to get the OpenAPI of one server of the cluster, in place of that of all.
+/// Other servers than bridges ignore the parameters; the `Content-Type` shows whether a bridge
+/// answered.
+pub fn openapi_accept(identity: &str) -> String {
+    format!("{OPENAPI_MEDIA_TYPE};server={identity}")
+}
+
+/// The server whose OpenAPI a client requests.
+pub fn requested_openapi_server(headers: &HeaderMap) -> Option<String> {
+    let accepted = sorted_accept(headers)?;
+    let first = accepted.first().filter(|range| range.quality > 0)?;
+    is_of(first, OPENAPI_KIND).then(|| first.parameter("server").map(str::to_owned))?
+}
+
+/// Whether a `Content-Type` is that of the OpenAPI of one server.
+pub fn is_openapi_content_type(text: &str) -> bool {
+    MediaRange::parse(text).is_some_and(|range| is_of(&range, OPENAPI_KIND))
+}
+
 /// Whether a client prefers it over all other media types.
 pub fn is_requested(headers: &HeaderMap) -> bool {
     let accepted = sorted_accept(headers).unwrap_or_default();
@@ -126,6 +174,10 @@ pub fn is_requested(headers: &HeaderMap) -> bool {
 }
 
 fn matches_media_type(range: &MediaRange<'_>) -> bool {
+    is_of(range, KIND)
+}
+
+fn is_of(range: &MediaRange<'_>, kind: &str) -> bool {
     let has_parameter = |name: &str, value: &str| {
         range
             .parameters
@@ -135,7 +187,7 @@ fn matches_media_type(range: &MediaRange<'_>) -> bool {
     (&*range.kind, &*range.subtype) == ("application", "json")
         && has_parameter("g", GROUP)
         && has_parameter("v", VERSION)
-        && has_parameter("as", KIND)
+        && has_parameter("as", kind)
 }
 
 #[cfg(test)]
@@ -205,7 +257,7 @@ mod tests {
         for (text, expected) in rows {
             assert_eq!(is_content_type(text), expected, "{text}");
         }
-        // A client without support takes it for a list of groups, and then rejects its kind.
+        // A client without support parses it as a list of groups, and then rejects its kind.
         assert_eq!(
             DiscoveryFormat::from_content_type(MEDIA_TYPE),
             Some(DiscoveryFormat::Legacy)
@@ -232,7 +284,7 @@ mod tests {
                     ..ServerDiscovery::default()
                 },
             ],
-            local_only: None,
+            ..ServerDiscoveryList::default()
         };
         let text = concat!(
             r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","servers":["#,
@@ -245,14 +297,42 @@ mod tests {
         assert_eq!(ServerDiscoveryList::parse(text.as_bytes()).unwrap(), list);
         let list = ServerDiscoveryList {
             local_only: Some("the gate is off".to_owned()),
+            leaders: vec![Leader {
+                component: "kube-scheduler".to_owned(),
+                version: "v1.36.4".to_owned(),
+                renewed_seconds_ago: 2,
+            }],
             ..ServerDiscoveryList::default()
         };
         let text = concat!(
             r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","#,
-            r#""servers":[],"localOnly":"the gate is off"}"#
+            r#""servers":[],"localOnly":"the gate is off","leaders":[{"component":"#,
+            r#""kube-scheduler","version":"v1.36.4","renewedSecondsAgo":2}]}"#
         );
         assert_eq!(serde_json::to_string(&list).unwrap(), text);
         assert_eq!(ServerDiscoveryList::parse(text.as_bytes()).unwrap(), list);
+    }
+
+    #[test]
+    fn the_openapi_of_one_server_is_requested_by_its_identity() {
+        for (accept, expected) in [
+            (&*openapi_accept("apiserver-a"), Some("apiserver-a")),
+            (OPENAPI_MEDIA_TYPE, None),
+            (MEDIA_TYPE, None),
+            ("application/json;server=apiserver-a", None),
+            ("application/json", None),
+        ] {
+            let headers = accepting(accept);
+            assert_eq!(
+                requested_openapi_server(&headers).as_deref(),
+                expected,
+                "{accept}"
+            );
+            assert!(!is_requested(&headers) || accept == MEDIA_TYPE, "{accept}");
+        }
+        assert!(is_openapi_content_type(OPENAPI_MEDIA_TYPE));
+        assert!(!is_openapi_content_type(MEDIA_TYPE));
+        assert!(!is_openapi_content_type("application/json"));
     }
 
     #[test]
@@ -264,7 +344,7 @@ mod tests {
                 groups: Some(document.items.clone()),
                 ..ServerDiscovery::default()
             }],
-            local_only: None,
+            ..ServerDiscoveryList::default()
         };
         let written = serde_json::to_vec(&list).unwrap();
         assert_eq!(ServerDiscoveryList::parse(&written).unwrap(), list);

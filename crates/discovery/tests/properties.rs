@@ -11,6 +11,7 @@ use serde_json::Value;
 use skewbridge_discovery::document::{
     Freshness, Group, GroupVersionKind, Metadata, Resource, Schema, Scope, Subresource, Version,
 };
+use skewbridge_discovery::servers::Leader;
 use skewbridge_discovery::{
     DiscoveryFormat, Document, Index, Layout, LegacyDiscovery, Object as _, ServerDiscovery,
     ServerDiscoveryList, Skew, diff, merge,
@@ -33,7 +34,7 @@ const VERBS: [&str; 9] = [
     "watch",
     "ponder",
 ];
-const ASKED: [Verb; 14] = [
+const REQUEST_VERBS: [Verb; 14] = [
     Verb::Get,
     Verb::List,
     Verb::Watch,
@@ -358,7 +359,13 @@ proptest! {
         words in vec(proptest::option::of(".{0,8}"), 6),
         flags in any::<[bool; 2]>(),
         document in proptest::option::of(document()),
+        leaders in vec((".{0,8}", ".{0,8}"), 0..3),
     ) {
+        let leaders = leaders.into_iter().map(|(component, version)| Leader {
+            component,
+            version,
+            ..Leader::default()
+        });
         let list = ServerDiscoveryList {
             servers: vec![ServerDiscovery {
                 identity,
@@ -372,6 +379,7 @@ proptest! {
                 groups: document.map(|document| document.items),
             }],
             local_only: words[4].clone(),
+            leaders: leaders.collect(),
         };
         let written = serde_json::to_vec(&list).unwrap();
         prop_assert_eq!(ServerDiscoveryList::parse(&written).unwrap(), list);
@@ -435,7 +443,7 @@ proptest! {
                             name: Cow::Borrowed(""),
                         };
                         served += usize::from(index.serves(&request));
-                        for verb in ASKED {
+                        for verb in REQUEST_VERBS {
                             request.verb = verb;
                             prop_assert_eq!(index.serves(&request), lists(&documents, &request), "{:?}", request);
                         }

@@ -206,7 +206,7 @@ fn older_lists_build_the_aggregated_document_of_the_same_server() {
                     "" => format!("/api/{}", version.version),
                     name => format!("/apis/{name}/{}", version.version),
                 };
-                assert!(legacy.paths().any(|asked| asked == path), "{path}");
+                assert!(legacy.paths().any(|requested| requested == path), "{path}");
                 let list = serde_json::to_vec(&resources_as_listed(version)).unwrap();
                 legacy.add(&path, &list).unwrap();
             }

@@ -160,7 +160,7 @@ impl Inner {
         Ok(connection)
     }
 
-    /// Records that an endpoint failed. Watches keep a connection that calls give up: pings
+    /// Records that an endpoint failed. Watches keep a connection that calls no longer use: pings
     /// decide whether it is dead.
     fn failed(&self, index: usize, used: Option<&Arc<Connection>>, failure: &Failure) {
         let mut current = self.current();
@@ -179,7 +179,7 @@ impl Inner {
     }
 
     fn current(&self) -> MutexGuard<'_, EndpointState> {
-        // Nothing panics under the lock; if it did, the state would still be valid.
+        // No code that can panic runs under this lock, and the state would be valid after a panic.
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -20,6 +20,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::endpoint::{Endpoint, Transport};
 use crate::error::Failure;
+use crate::first_read::FirstRead;
 use crate::grpc::Decoder;
 use crate::status::Status;
 
@@ -60,7 +61,7 @@ pub(crate) struct Connection {
 struct State {
     watches: AtomicUsize,
     over: AtomicBool,
-    /// Set before the streams see the end.
+    /// Set before the streams end.
     cause: OnceLock<String>,
 }
 
@@ -73,7 +74,7 @@ pub(crate) struct WatchGuard(Arc<State>);
 pub(crate) enum CallEnd {
     /// Nothing: the server ends the stream with its response, within this time.
     AfterResponse(Duration),
-    /// Possibly more: the stream stays open.
+    /// Further messages: the stream stays open.
     Streaming,
 }
 
@@ -125,7 +126,15 @@ impl Connection {
                     .connect(name.clone(), tcp)
                     .await
                     .map_err(|error| Failure::Connection(format!("TLS: {error}")))?;
-                Self::start(endpoint, io).await
+                let (io, has_read) = FirstRead::new(io);
+                let started = Self::start(endpoint, io).await;
+                started.map_err(|failure| {
+                    if has_read.load(Ordering::Relaxed) {
+                        failure
+                    } else {
+                        closed_after_handshake(failure)
+                    }
+                })
             }
             (Transport::Tls(_), None) => Err(Failure::Connection("no CA is set".to_owned())),
         }
@@ -256,6 +265,20 @@ impl Connection {
     }
 }
 
+/// The failure of a connection on which the server sent nothing after the TLS handshake. With TLS
+/// 1.3 the handshake of a client ends before the server verifies its certificate (RFC 8446,
+/// section 2), and a reset of the connection can discard the alert with which the server refuses
+/// it.
+fn closed_after_handshake(failure: Failure) -> Failure {
+    match failure {
+        Failure::Connection(cause) if !cause.contains("alert") => Failure::Connection(format!(
+            "closed by the server after the TLS handshake; it may have refused the client \
+             certificate ({cause})"
+        )),
+        other => other,
+    }
+}
+
 impl State {
     /// The end of the connection explains the end of its streams.
     fn failed(&self, error: &h2::Error) -> Failure {
@@ -300,8 +323,8 @@ enum Source {
 }
 
 impl ResponseStream {
-    /// The next message, or `None` if the call succeeded. Reading releases flow control
-    /// capacity. Cancelling loses nothing.
+    /// The next message, or `None` if the call succeeded. Reading releases flow control capacity.
+    /// Cancelling loses no message.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
             let stream = match &mut self.source {

@@ -74,7 +74,7 @@ impl From<Oversized> for Error {
 #[derive(Debug, Clone)]
 pub(crate) enum Failure {
     Connection(String),
-    /// A timeout: worse than a connection that ended.
+    /// A timeout, which counts against the endpoint at once, unlike a connection that ended.
     Timeout(String),
     Status(Status),
     Malformed(String),

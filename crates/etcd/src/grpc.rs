@@ -3,15 +3,15 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 
-/// The largest message that is sent or received, without its prefix. etcd accepts requests up
-/// to 1.5 MiB and splits watch responses at 2 MiB; a listing may be larger, but 4 MiB are many
-/// thousands of bridges.
+/// The largest message that is sent or received, without its prefix. etcd accepts requests up to
+/// 1.5 MiB and splits watch responses at 2 MiB; a listing may be larger, but 4 MiB are enough for
+/// many thousands of bridges.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Flag and length.
 const PREFIX_BYTES: usize = 5;
 
-/// Why bytes are no valid messages.
+/// Why bytes are not valid messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
     #[error("a message of {0} bytes, more than {MAX_MESSAGE_BYTES}")]

@@ -33,6 +33,7 @@ mod client;
 mod connection;
 mod endpoint;
 mod error;
+mod first_read;
 mod grpc;
 mod messages;
 mod rpc;

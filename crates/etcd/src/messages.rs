@@ -114,7 +114,7 @@ pub(crate) enum CompareResult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub(crate) enum CompareTarget {
-    // Required, since the default of an enumeration is 0.
+    // Required, because the default of a protobuf enumeration is 0.
     Version = 0,
     Mod = 2,
 }

@@ -130,8 +130,8 @@ impl Client {
         .await
     }
 
-    /// Renews a lease and returns its remaining time; `None` if the lease and its keys are
-    /// gone.
+    /// Renews a lease and returns its remaining time; `None` if the lease has ended and
+    /// its keys are deleted.
     pub async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         let request = LeaseKeepAliveRequest { id: lease.get() };
         // A stream in etcd's API; with one message each way it is like a unary call.
@@ -148,7 +148,7 @@ impl Client {
         }
     }
 
-    /// Revokes a lease and deletes its keys. Succeeds if it is gone already.
+    /// Revokes a lease and deletes its keys. Succeeds if it has ended already.
     pub async fn revoke(&self, lease: LeaseId) -> Result<(), Error> {
         let request = LeaseRevokeRequest { id: lease.get() };
         let revoked = self
@@ -206,7 +206,7 @@ async fn unary_response(
         .ok_or_else(|| malformed("success without a message"))?;
     match responses.next().await? {
         None => Ok(message),
-        Some(_) => Err(malformed("two messages in place of one")),
+        Some(_) => Err(malformed("two messages instead of one")),
     }
 }
 
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn no_lifetime_means_gone() {
+    fn without_a_lifetime_a_lease_has_ended() {
         assert_eq!(lifetime(0), None);
         assert_eq!(lifetime(-1), None);
         assert_eq!(lifetime(3), Some(Duration::from_secs(3)));

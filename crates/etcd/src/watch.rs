@@ -18,7 +18,7 @@ const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
 /// The changes below a prefix, in order and without gaps. Ends when dropped.
 ///
-/// Unread changes wait in etcd, except for one small window here.
+/// Unread changes are buffered in etcd, except for one flow-control window in this process.
 #[derive(Debug)]
 pub struct Watch {
     responses: ResponseStream,
@@ -80,9 +80,8 @@ impl Watch {
     /// Waits for changes. There is at least one; those of one transaction come in two calls
     /// only if they exceed a message.
     ///
-    /// Any error is final: list again and start a new watch, or, unless it is
-    /// [`Error::Compacted`], start one after [`Watch::last_revision`]. Cancelling loses
-    /// nothing.
+    /// Any error is final: list again and start a new watch, or, unless it is [`Error::Compacted`],
+    /// start one after [`Watch::last_revision`]. Cancelling loses no change.
     pub async fn next(&mut self) -> Result<Vec<Event>, Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());

@@ -1,7 +1,7 @@
-//! Endpoints that are dead, silent, failing or shutting down.
+//! Endpoints that are unreachable, unresponsive, failing or shutting down.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
-#[allow(dead_code)] // each test file uses its part
+#[allow(dead_code)] // each test file uses a part of it
 #[path = "support/fake_etcd.rs"]
 mod fake_etcd;
 
@@ -10,7 +10,7 @@ use skewbridge_etcd::{Client, Code, Endpoint, Error, Revision};
 use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::net::TcpListener;
 
-async fn good() -> FakeEtcd {
+async fn working_server() -> FakeEtcd {
     FakeEtcd::start(|_, _| answer(&header(1))).await
 }
 
@@ -24,14 +24,14 @@ fn at(listener: &TcpListener) -> Endpoint {
         .unwrap()
 }
 
-async fn dead() -> Endpoint {
+async fn unused_endpoint() -> Endpoint {
     at(&TcpListener::bind("127.0.0.1:0").await.unwrap())
 }
 
 #[tokio::test]
 async fn a_dead_endpoint_is_skipped_and_a_working_one_is_kept() {
-    let server = good().await;
-    let client = client(&[dead().await, server.endpoint()]);
+    let server = working_server().await;
+    let client = client(&[unused_endpoint().await, server.endpoint()]);
     for _ in 0..3 {
         client.put(b"k", b"v", None).await.unwrap();
     }
@@ -40,17 +40,17 @@ async fn a_dead_endpoint_is_skipped_and_a_working_one_is_kept() {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_accepts_and_stays_silent_is_skipped() {
-    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = good().await;
-    let client = client(&[at(&silent), server.endpoint()]);
+async fn an_endpoint_that_accepts_and_never_answers_is_skipped() {
+    let unresponsive = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = working_server().await;
+    let client = client(&[at(&unresponsive), server.endpoint()]);
     client.put(b"k", b"v", None).await.unwrap();
 }
 
 #[tokio::test]
 async fn an_endpoint_that_does_not_answer_calls_is_skipped() {
     let slow = FakeEtcd::start(|_, _| vec![Step::Hang]).await;
-    let server = good().await;
+    let server = working_server().await;
     let client = client(&[slow.endpoint(), server.endpoint()]);
     client.put(b"k", b"v", None).await.unwrap();
     assert_eq!(slow.methods().len(), 1);
@@ -66,7 +66,7 @@ async fn unavailable_is_retried_at_the_next_endpoint() {
         vec![Step::Http(502)],
     ] {
         let sick = FakeEtcd::start(move |_, _| sick.clone()).await;
-        let server = good().await;
+        let server = working_server().await;
         let client = client(&[sick.endpoint(), server.endpoint()]);
         client.put(b"k", b"v", None).await.unwrap();
         assert_eq!((sick.methods().len(), server.methods().len()), (1, 1));
@@ -76,7 +76,7 @@ async fn unavailable_is_retried_at_the_next_endpoint() {
 #[tokio::test]
 async fn other_errors_are_not_retried() {
     let strict = FakeEtcd::start(|_, _| vec![Step::Refuse(3, "no")]).await;
-    let server = good().await;
+    let server = working_server().await;
     let client = client(&[strict.endpoint(), server.endpoint()]);
     let error = client.put(b"k", b"v", None).await.unwrap_err();
     assert!(
@@ -89,7 +89,7 @@ async fn other_errors_are_not_retried() {
 #[tokio::test]
 async fn each_endpoint_is_tried_once_and_the_last_is_named() {
     let sick = FakeEtcd::start(|_, _| vec![Step::Refuse(14, "no leader")]).await;
-    let dead = dead().await;
+    let dead = unused_endpoint().await;
     let client = client(&[sick.endpoint(), dead.clone()]);
     let error = client.put(b"k", b"v", None).await.unwrap_err();
     assert!(

@@ -1,7 +1,7 @@
 //! The RPCs against a fake etcd with valid and invalid responses.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
-#[allow(dead_code)] // each test file uses its part
+#[allow(dead_code)] // each test file uses a part of it
 #[path = "support/fake_etcd.rs"]
 mod fake_etcd;
 
@@ -105,7 +105,7 @@ async fn a_lost_lease_is_distinguished_from_other_failures() {
 }
 
 #[tokio::test]
-async fn no_time_left_means_that_the_lease_is_gone() {
+async fn a_lease_without_remaining_time_has_ended() {
     let server = FakeEtcd::start(|_, _| answer(&[header(1), number(2, 5)].concat())).await;
     let kept = client(&server).keep_alive(LeaseId::new(5)).await;
     assert_eq!(kept.unwrap(), None);
@@ -194,8 +194,8 @@ async fn tls_authenticates_both_sides() {
         async move { client.put(b"k", b"v", None).await }
     };
     call(&ca, &ca).await.unwrap();
-    let stranger = Ca::new("stranger");
-    for (trusted, signer) in [(&stranger, &ca), (&ca, &stranger)] {
+    let untrusted_ca = Ca::new("untrusted");
+    for (trusted, signer) in [(&untrusted_ca, &ca), (&ca, &untrusted_ca)] {
         let error = call(trusted, signer).await.unwrap_err();
         assert!(matches!(error, Error::Connection { .. }), "{error:?}");
     }

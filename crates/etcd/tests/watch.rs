@@ -1,7 +1,7 @@
 //! Watches: in odd chunks, cancelled, compacted, disconnected, and half-open.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
-#[allow(dead_code)] // each test file uses its part
+#[allow(dead_code)] // each test file uses a part of it
 #[path = "support/fake_etcd.rs"]
 mod fake_etcd;
 

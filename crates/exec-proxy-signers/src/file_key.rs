@@ -76,7 +76,7 @@ impl FileKey {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Arc<dyn SigningKey>>> {
-        // Nothing that panics is done under this lock.
+        // No code that can panic runs under this lock.
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

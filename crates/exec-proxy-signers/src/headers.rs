@@ -20,7 +20,8 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use zeroize::Zeroizing;
 
-use crate::{FAILURE_CACHE_DURATION, secret_file};
+use crate::failure_cache::FAILURE_CACHE_DURATION;
+use crate::secret_file;
 
 /// How long the content of a file is used before it is read again.
 const FILE_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
@@ -249,14 +250,14 @@ fn parse(text: &[u8]) -> Result<List, String> {
             return Err(format!("line {at}: {name} belongs to the connection"));
         }
         let value = Value::parse(line[colon + 1..].trim_ascii())
-            .ok_or_else(|| format!("line {at}: what {name} is set to cannot stand in a header"))?;
+            .ok_or_else(|| format!("line {at}: the value of {name} is not valid in a header"))?;
         if headers.len() == MAX_HEADERS {
             return Err(format!("there are more than {MAX_HEADERS} headers"));
         }
         headers.push((name, value));
     }
     if headers.is_empty() {
-        return Err("there is no header".to_owned());
+        return Err("the list has no header".to_owned());
     }
     Ok(headers.into())
 }
@@ -278,10 +279,10 @@ mod tests {
         assert_eq!(found, expected);
         assert!(!format!("{headers:?}").contains("4711"));
         let rows = [
-            ("", "there is no header"),
+            ("", "the list has no header"),
             ("hunter2", "line 1 is not NAME: VALUE"),
             ("\nx y: hunter2", "line 2 does not begin with the name"),
-            ("x: hunter2\x01", "line 1: what x is set to"),
+            ("x: hunter2\x01", "line 1: the value of x is not valid"),
             ("Connection: close", "line 1: connection belongs"),
             ("Transfer-Encoding: chunked", "belongs"),
             ("Content-Length: 0", "belongs"),
@@ -385,12 +386,12 @@ mod tests {
         });
         let headers = Arc::new(headers);
         let runs = || std::fs::read_to_string(&runs).unwrap().lines().count();
-        let mut asking = tokio::task::JoinSet::new();
+        let mut callers = tokio::task::JoinSet::new();
         for _ in 0..20 {
             let headers = headers.clone();
-            asking.spawn(async move { headers.current().await.unwrap_err() });
+            callers.spawn(async move { headers.current().await.unwrap_err() });
         }
-        for error in asking.join_all().await {
+        for error in callers.join_all().await {
             assert!(error.contains("failed with exit status: 1"), "{error}");
         }
         assert_eq!(runs(), 1);

@@ -64,7 +64,7 @@ impl RequestModifier for HttpSignature {
             let nonce = random_nonce().map_err(failed)?;
             let to_set = self
                 .signer
-                .sign(&head, content, crate::now(), &nonce)
+                .sign(&head, content, crate::unix_time::now(), &nonce)
                 .map_err(failed)?;
             for (name, value) in to_set {
                 request.headers.insert(name, value);

@@ -14,26 +14,15 @@
 //! # let _ = proxy;
 //! ```
 
+mod failure_cache;
 mod file_key;
 mod headers;
 mod http_signature;
 mod secret_file;
 mod sigv4;
+mod unix_time;
 
 pub use file_key::FileKey;
 pub use headers::{Headers, Source};
 pub use http_signature::{HttpSignature, KeyFile};
 pub use sigv4::SigV4;
-
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// How long the failure of a command is returned to further requests before the command runs
-/// again: clients repeat their requests, many at a time.
-const FAILURE_CACHE_DURATION: Duration = Duration::from_secs(1);
-
-/// Seconds since 1970.
-fn now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
-}

@@ -8,7 +8,8 @@ use skewbridge_sigv4::{Chain, Credentials, Payload, Request, Signer};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::FAILURE_CACHE_DURATION;
+use crate::failure_cache::FAILURE_CACHE_DURATION;
+use crate::unix_time::now;
 
 /// Signs requests with the credentials that a [`Chain`] finds.
 #[derive(Debug, Clone)]
@@ -32,7 +33,7 @@ impl SigV4 {
     /// Checks that there are credentials. A `credential_process` is executed for that, and killed
     /// if the future is dropped; the first request uses its output.
     pub async fn check(&self) -> Result<(), String> {
-        let found = self.chain.credentials(crate::now()).await;
+        let found = self.chain.credentials(now()).await;
         found.map(drop).map_err(|error| error.to_string())
     }
 
@@ -75,7 +76,7 @@ impl RequestModifier for SigV4 {
     fn modify<'a>(&'a self, request: Outgoing<'a>) -> BoxFuture<'a, Result<(), ModifyError>> {
         Box::pin(async move {
             let failed = |error: skewbridge_sigv4::Error| ModifyError::new(error.to_string());
-            let now = crate::now();
+            let now = now();
             let credentials = self.credentials(now).await.map_err(ModifyError::new)?;
             let head = Request::of("https", request.method, request.url, request.headers)
                 .ok_or_else(|| ModifyError::new("the request names no host"))?;
@@ -120,19 +121,19 @@ mod tests {
         };
         let signer = Signer::new("r", "s");
         let sigv4 = Arc::new(SigV4::new(signer, Chain::new(environment, None)));
-        let ask = || {
+        let request = || {
             let sigv4 = sigv4.clone();
             tokio::spawn(async move { sigv4.credentials(1_440_938_160).await })
         };
-        let first = ask();
+        let first = request();
         eventually("the program", TEST_TIMEOUT, async || runs.exists()).await;
         first.abort();
         assert!(first.await.unwrap_err().is_cancelled());
-        let second = ask();
+        let second = request();
         let printed = r#"{"Version":1,"AccessKeyId":"PROCESS","SecretAccessKey":"s"}"#;
-        let told = tokio::task::spawn_blocking(move || std::fs::write(go_on, printed));
-        let told = tokio::time::timeout(TEST_TIMEOUT, told).await;
-        told.unwrap().unwrap().unwrap();
+        let writing = tokio::task::spawn_blocking(move || std::fs::write(go_on, printed));
+        let writing = tokio::time::timeout(TEST_TIMEOUT, writing).await;
+        writing.unwrap().unwrap().unwrap();
         assert_eq!(second.await.unwrap().unwrap().access_key_id, "PROCESS");
         assert_eq!(std::fs::read_to_string(runs).unwrap(), "x\n");
     }

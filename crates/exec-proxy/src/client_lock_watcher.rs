@@ -44,7 +44,7 @@ impl ClientLockWatcher {
     /// Returns when the client has released its lock.
     pub(crate) async fn released(&mut self) {
         if let Some(released) = &mut self.released {
-            // If the thread has ended otherwise, there is nothing to wait for either.
+            // If the thread has ended for another reason, the lock is no longer watched.
             let _ = released.await;
             self.released = None;
         }

@@ -79,7 +79,7 @@ impl Cluster {
         let stream = stream
             .map_err(|_| self.timed_out(CONNECT_TIMEOUT))?
             .map_err(|error| failed(&error))?;
-        // One for each handshake, because it records the handshake's error.
+        // A new one for each handshake, because it records the handshake's error.
         let key = self.key.clone().map(HandshakeKey::new);
         let limit = if key.is_none() {
             CONNECT_TIMEOUT

@@ -10,7 +10,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Changes requests on their way to the cluster: signs them, adds headers.
 ///
-/// Modifiers run in order, and each sees the changes of those before it.
+/// Modifiers run in order, and each gets the changes of those before it.
 pub trait RequestModifier: Send + Sync + 'static {
     /// Its name in messages, for example that of a flag.
     fn name(&self) -> &str;
@@ -29,9 +29,9 @@ pub trait RequestModifier: Send + Sync + 'static {
 /// Whether a modifier needs request bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NeedsBody {
-    /// It does not: bodies are streamed.
+    /// The modifier does not need bodies: they are streamed.
     No,
-    /// It needs each body as a whole.
+    /// The modifier needs each body as a whole.
     Whole,
 }
 
@@ -46,11 +46,11 @@ pub struct Outgoing<'a> {
     pub url: &'a Uri,
     /// The headers, which the modifier may change.
     pub headers: &'a mut HeaderMap,
-    /// The body. It is always present, though it may be empty, for modifiers that
-    /// [need it](RequestModifier::needs_body). For others it is present only if another modifier
-    /// needs it, or by chance.
+    /// The body. It is always present, though it may be empty, for modifiers that [need
+    /// it](RequestModifier::needs_body). For others it is present only if another modifier needs it
+    /// or the body was complete already.
     pub body: Option<&'a Bytes>,
-    /// The protocol that the client wants to switch to (`SPDY/3.1`, `websocket`).
+    /// The protocol that the client requests to switch to (`SPDY/3.1`, `websocket`).
     pub upgrade: Option<&'a str>,
 }
 

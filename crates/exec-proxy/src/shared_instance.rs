@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
-use skewbridge_client::private_dir::{create_private_dir, is_private_dir};
 use skewbridge_k8s_api::exec_credential::{ExecCredential, Version};
 use skewbridge_k8s_api::secret::SecretString;
+use skewbridge_private_files::{create_private_dir, is_private_dir};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -138,7 +138,7 @@ impl InstancePath {
             let _ = fs::remove_file(self.lock_file());
         })?;
         let credential = self.request_from_running(version).await?;
-        credential.ok_or_else(|| self.failed("it has ended already"))
+        credential.ok_or_else(|| self.failed("the instance has ended already"))
     }
 
     /// Prints the result of [`InstancePath::request_credential`] for the client.
@@ -172,9 +172,9 @@ impl InstancePath {
             limited.read_to_end(&mut response).await
         };
         match timeout(REQUEST_TIMEOUT, request).await {
-            Err(_) => Err(self.failed("it does not answer")),
+            Err(_) => Err(self.failed("the instance does not answer")),
             Ok(Err(error)) => Err(self.failed(error)),
-            // It is about to end, and can be replaced by another one.
+            // The instance is about to end, and can be replaced by another one.
             Ok(Ok(0)) => Ok(None),
             Ok(Ok(_)) => match std::str::from_utf8(&response) {
                 Ok(text) => Ok(Some(SecretString::new(text.to_owned()))),
@@ -199,7 +199,7 @@ impl InstancePath {
                     return Ok(file);
                 }
             }
-            Err(io::Error::other("its lock file is removed again and again"))
+            Err(io::Error::other("its lock file is removed repeatedly"))
         });
         match locked.await {
             Ok(locked) => locked.map_err(|error| self.failed(error)),

@@ -16,7 +16,7 @@ use crate::exec_info::ExecInfo;
 use crate::signals::{IgnoredSignals, SignalStream};
 
 /// How long to wait for the release of the client's lock after the client has closed its end of
-/// our standard output. A client that still runs does not wait for this plugin any more.
+/// the standard output of this plugin. A client that still runs does not wait for this plugin any more.
 const LOCK_GRACE_AFTER_CLOSED_OUTPUT: Duration = Duration::from_secs(1);
 
 /// How long to wait for the release of the client's lock after a signal. The client usually
@@ -55,8 +55,8 @@ impl std::fmt::Display for ShutdownReason {
     }
 }
 
-/// Watches the client, by its lock and by its end of our standard output, and terminating
-/// signals.
+/// Watches the client, by its lock and by its end of the standard output of this plugin, and
+/// terminating signals.
 ///
 /// ```no_run
 /// use skewbridge_exec_proxy::{ExecInfo, ExecProxy, LockFile, ShutdownWatcher};
@@ -75,7 +75,7 @@ impl std::fmt::Display for ShutdownReason {
 #[derive(Debug)]
 pub struct ShutdownWatcher {
     client: Option<ClientLockWatcher>,
-    /// Our standard output, until the credential is printed.
+    /// The standard output of this plugin, until the credential is printed.
     stdout: Option<pipe::Sender>,
     signals: Signals,
 }
@@ -165,13 +165,14 @@ async fn client_exit(client: Option<&mut ClientLockWatcher>) {
     }
 }
 
-/// Our standard output, if it is a pipe: only a pipe shows that its reader is gone.
+/// The standard output of this plugin, if it is a pipe: only a pipe shows that its reader has
+/// closed it.
 fn stdout_pipe() -> Option<pipe::Sender> {
     let stdout = std::io::stdout().as_fd().try_clone_to_owned().ok()?;
     pipe::Sender::from_owned_fd(stdout).ok()
 }
 
-/// Returns when no process can read our standard output any more.
+/// Returns when no process can read the standard output of this plugin any more.
 async fn stdout_closed(stdout: Option<&pipe::Sender>) {
     if let Some(stdout) = stdout
         && stdout.ready(Interest::ERROR).await.is_ok()
@@ -190,11 +191,11 @@ struct Signals {
     quit: SignalStream,
 }
 
-/// What SIGINT and SIGQUIT mean, which a terminal sends for ^C and ^\.
+/// The meaning of SIGINT and SIGQUIT, which a terminal sends for ^C and ^\.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KeyboardSignals {
-    /// The terminal sends them to all processes of its foreground group. The client decides
-    /// what they mean: a shell goes on, and needs the plugin.
+    /// The terminal sends them to all processes of its foreground group. The client decides how to
+    /// handle them: a shell continues, and needs the plugin.
     ForClient,
     /// They end the plugin.
     ForPlugin,

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
-use skewbridge_client::private_dir::{self, DirUse, PrivateDir, runtime_directories};
+use skewbridge_private_files::{DirUse, PrivateDir, runtime_directories};
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::Error;
@@ -155,7 +155,7 @@ const MIN_ABANDONED_AGE: Duration = Duration::from_mins(1);
 /// Removes directories of killed plugins: those with a socket on which no process listens, or
 /// with nothing in them yet.
 fn sweep(parent: &Path) {
-    private_dir::sweep(parent, DIRECTORY_PREFIX, |entry, metadata| {
+    skewbridge_private_files::sweep(parent, DIRECTORY_PREFIX, |entry, metadata| {
         let modified = metadata.modified().ok();
         let age = modified.and_then(|since| since.elapsed().ok());
         if age.is_none_or(|age| age <= MIN_ABANDONED_AGE) {

@@ -28,7 +28,7 @@ pub struct FieldManager<'a> {
     pub api_version: &'a str,
     /// Empty for the object itself.
     pub subresource: &'a str,
-    /// When.
+    /// The time of the write.
     pub now: Time,
 }
 
@@ -83,15 +83,15 @@ pub fn apply(
     }
     let wanted_before = managers.applied_by(writer);
     let others = managers.owned_by_others(writer);
-    let given_up = wanted_before.difference(&wanted);
+    let no_longer_applied = wanted_before.difference(&wanted);
     prune(
         &mut after,
-        &given_up,
+        &no_longer_applied,
         Some(&others.union(&wanted)),
         &mut Vec::new(),
     );
-    let gone = Comparison::of(before, &after).removed;
-    managers.forget(&gone);
+    let removed = Comparison::of(before, &after).removed;
+    managers.remove_fields(&removed);
     managers.set_applied(writer, wanted);
     let mut object = Object::new(after)?;
     managers.write(&mut object);

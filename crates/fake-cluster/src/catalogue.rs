@@ -20,7 +20,7 @@ use crate::status::GroupResource;
 
 /// A version of Kubernetes that the playground has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs)] // their names say it
+#[allow(missing_docs)] // the names of the variants describe them
 pub enum Release {
     V1_28,
     V1_34,
@@ -61,7 +61,7 @@ impl Release {
         }
     }
 
-    /// By a name such as `1.34`.
+    /// The release of a name such as `1.34`.
     pub fn named(name: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|release| release.to_string() == name)

@@ -51,20 +51,20 @@ pub(crate) fn has_noted_metrics(annotations: &Value) -> bool {
 
 /// A stored object, converted to a version.
 pub fn from_storage(object: &Object, api_version: &str, kind: &str) -> Object {
-    let mut shown = object.clone();
+    let mut versioned = object.clone();
     match Difference::of(api_version, kind) {
-        Some(Difference::Autoscaler) => shown = converted(shown, autoscaling::to_v1),
+        Some(Difference::Autoscaler) => versioned = converted(versioned, autoscaling::to_v1),
         Some(Difference::Event) => {
-            shown = converted(shown, |it| rename(it, &EVENT, Direction::ToVersion));
+            versioned = converted(versioned, |it| rename(it, &EVENT, Direction::ToVersion));
         }
         Some(Difference::PriorityLevel) => {
-            shown = converted(shown, |it| rename_shares(it, Direction::ToVersion));
+            versioned = converted(versioned, |it| rename_shares(it, Direction::ToVersion));
         }
         None => {}
     }
-    shown.set(&["apiVersion"], api_version);
-    shown.set(&["kind"], kind);
-    shown
+    versioned.set(&["apiVersion"], api_version);
+    versioned.set(&["kind"], kind);
+    versioned
 }
 
 /// An object of any version, converted for the store.

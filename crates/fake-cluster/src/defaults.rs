@@ -14,7 +14,7 @@ const DEFAULT_CPU_UTILIZATION: u8 = 80;
 /// Fills in missing fields.
 pub fn fill(resource: &GroupResource, object: &mut Object) {
     let mut value = object.value().clone();
-    forget_unset_times(&mut value);
+    remove_unset_times(&mut value);
     let spec = &mut value["spec"];
     match (resource.group.as_str(), resource.resource.as_str()) {
         ("", "pods") => {
@@ -54,7 +54,7 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
 }
 
 /// Go serialises unset times as null, also in templates.
-fn forget_unset_times(value: &mut Value) {
+fn remove_unset_times(value: &mut Value) {
     for at in [
         "/spec/template/metadata",
         "/spec/jobTemplate/metadata",
@@ -107,8 +107,8 @@ fn add_default_tolerations(spec: &mut Value) {
         "node.kubernetes.io/not-ready",
         "node.kubernetes.io/unreachable",
     ] {
-        let is_told = |it: &Value| it["key"] == key || it["key"].is_null();
-        if !tolerations.iter().any(is_told) {
+        let is_tolerated = |it: &Value| it["key"] == key || it["key"].is_null();
+        if !tolerations.iter().any(is_tolerated) {
             tolerations.push(json!({
                 "effect": "NoExecute", "key": key, "operator": "Exists", "tolerationSeconds": 300,
             }));
@@ -206,9 +206,9 @@ fn selector_errors(object: &Object) -> Vec<FieldError> {
 /// Sets a field that is missing; does nothing if the parent is missing.
 fn set_default(value: &mut Value, name: &str, default: Value) {
     if let Some(fields) = value.as_object_mut() {
-        let there = fields.entry(name).or_insert(Value::Null);
-        if there.is_null() {
-            *there = default;
+        let value_in_place = fields.entry(name).or_insert(Value::Null);
+        if value_in_place.is_null() {
+            *value_in_place = default;
         }
     }
 }

@@ -24,7 +24,7 @@ pub enum Patch {
 
 /// The format of a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // their names say it
+#[allow(missing_docs)] // the names of the variants describe them
 pub enum PatchKind {
     Json,
     Merge,

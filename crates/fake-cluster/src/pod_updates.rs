@@ -17,7 +17,7 @@ const FORBIDDEN_UPDATE: &str = "pod updates may not change fields other than `sp
 const LISTS: [&str; 2] = ["containers", "initContainers"];
 
 /// Restricts a write to a subresource of a pod to the fields of that subresource.
-pub fn confine(subresource: &str, before: &Object, next: &mut Object) {
+pub fn restrict_to_subresource(subresource: &str, before: &Object, next: &mut Object) {
     match subresource {
         "ephemeralcontainers" => {
             let path = ["spec", "ephemeralContainers"];
@@ -295,10 +295,10 @@ mod tests {
             spec["containers"][0]["resources"] = json!({"limits": {"cpu": "1"}});
         });
         let mut resized = next.clone();
-        confine("ephemeralcontainers", &before, &mut next);
+        restrict_to_subresource("ephemeralcontainers", &before, &mut next);
         let expected = pod(|spec| spec["ephemeralContainers"] = json!([{"name": "debug"}]));
         assert_eq!(next, expected);
-        confine("resize", &before, &mut resized);
+        restrict_to_subresource("resize", &before, &mut resized);
         let expected = pod(|spec| {
             spec["containers"][0]["resources"] = json!({"limits": {"cpu": "1"}});
         });

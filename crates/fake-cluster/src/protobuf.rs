@@ -58,10 +58,10 @@ pub(crate) enum Cardinality {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// It is not a Kubernetes object in protobuf.
-    #[error("the body is no object in protobuf")]
+    #[error("the body is not an object in protobuf")]
     Malformed,
     /// Its type is unknown.
-    #[error("{0} is not read in protobuf here")]
+    #[error("{0} is not supported in protobuf")]
     Unknown(String),
 }
 

@@ -164,7 +164,7 @@ mod tests {
         store
     }
 
-    fn asks(user: &User, method: &Method, path: &str) -> Result<(), String> {
+    fn authorize_request(user: &User, method: &Method, path: &str) -> Result<(), String> {
         let path = DecodedPath::new(path).unwrap();
         let request = RequestInfo::parse(method, &path, None);
         let attributes = Attributes::of(&request);
@@ -231,7 +231,8 @@ mod tests {
             ),
         ];
         for (method, path, expected) in rows {
-            let may = [&admin, &visitor, &anonymous].map(|user| asks(user, method, path).is_ok());
+            let may = [&admin, &visitor, &anonymous]
+                .map(|user| authorize_request(user, method, path).is_ok());
             assert_eq!(may, expected, "{method} {path}");
         }
     }
@@ -271,7 +272,10 @@ mod tests {
             ),
         ];
         for (user, method, path, expected) in rows {
-            assert_eq!(asks(user, method, path), Err(expected.to_owned()));
+            assert_eq!(
+                authorize_request(user, method, path),
+                Err(expected.to_owned())
+            );
         }
     }
 }

@@ -81,7 +81,7 @@ const MAX_STREAMS: u32 = 250;
 /// Time for clients to finish when a server is stopped.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Delay after a failed accept: without file descriptors, it fails at once, again and again.
+/// Delay after a failed accept: without file descriptors, each accept fails at once.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Configuration of a server.
@@ -104,7 +104,7 @@ pub struct ServerConfig {
     pub hostname: String,
     /// All objects.
     pub store: SharedStore,
-    /// The node.
+    /// The streams of the node's pods.
     pub streams: Arc<dyn PodStreams>,
 }
 

@@ -254,13 +254,13 @@ pub fn not_acceptable(accepted: &[&str]) -> Status {
 }
 
 /// 504: a future resource version.
-pub fn too_large_version(asked: u64, current: u64) -> Status {
+pub fn too_large_version(requested: u64, current: u64) -> Status {
     let cause = Cause {
         reason: "ResourceVersionTooLarge".to_owned(),
         message: "Too large resource version".to_owned(),
         field: String::new(),
     };
-    let message = format!("Too large resource version: {asked}, current: {current}");
+    let message = format!("Too large resource version: {requested}, current: {current}");
     Status {
         retry_after_seconds: Some(1),
         ..Status::timeout(message).with_details(Details {

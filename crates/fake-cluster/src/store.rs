@@ -35,7 +35,7 @@ pub const DEFAULT_HISTORY: History = History {
 const MAX_OBJECT_BYTES: usize = 3 * 512 * 1024;
 
 /// All objects together, as JSON; in memory they are several times as large. Enough for ten
-/// thousands of pods, while a runaway client is stopped.
+/// thousands of pods, and little enough to stop a client that creates objects without end.
 const MAX_STORE_BYTES: usize = 64 * 1024 * 1024;
 
 /// The limit that includes writes to terminating objects, so that a full store can be emptied:
@@ -97,7 +97,7 @@ pub struct WriteContext<'a> {
 pub enum DryRun {
     /// The write is done.
     Off,
-    /// It is only validated.
+    /// The write is only validated.
     On,
 }
 
@@ -113,9 +113,9 @@ pub struct Preconditions {
 /// The result of a deletion.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Deletion {
-    /// It was removed; this is its last state.
+    /// The object was removed; this is its last state.
     Removed(Arc<Object>),
-    /// It waits for its finalizers or grace period.
+    /// The object waits for its finalizers or grace period.
     Pending(Arc<Object>),
 }
 

@@ -66,12 +66,14 @@ pub fn table<'a>(
     now: Time,
 ) -> Value {
     let columns = columns(resource);
-    let shown = |column: &Column| has_column(release, resource, column.name);
+    let is_shown = |column: &Column| has_column(release, resource, column.name);
     let rows = objects.into_iter().map(|object| {
         let cells = columns
             .iter()
             .zip(cells::cells(release, resource, object, now));
-        let cells = cells.filter(|(column, _)| shown(column)).map(|(_, it)| it);
+        let cells = cells
+            .filter(|(column, _)| is_shown(column))
+            .map(|(_, it)| it);
         let mut row = json!({"cells": cells.collect::<Vec<_>>()});
         match include {
             Include::None => {}
@@ -94,7 +96,7 @@ pub fn table<'a>(
     if let Some(remaining) = meta.remaining {
         metadata["remainingItemCount"] = remaining.into();
     }
-    let columns = columns.iter().copied().filter(shown);
+    let columns = columns.iter().copied().filter(is_shown);
     json!({
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",

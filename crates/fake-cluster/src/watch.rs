@@ -25,11 +25,11 @@ pub struct Watcher {
 /// A change that a watcher returns.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// It was created, or is selected now.
+    /// The object was created, or is selected now.
     Added(Arc<Object>),
-    /// It has changed.
+    /// The object has changed.
     Modified(Arc<Object>),
-    /// It was deleted, or is not selected any more.
+    /// The object was deleted, or is no longer selected.
     Deleted(Arc<Object>),
     /// All changes up to this version have been returned.
     Bookmark {
@@ -72,16 +72,16 @@ impl Watcher {
         resource_version: &str,
         beginning: WatchStart,
     ) -> Result<(Self, Vec<Change>), Status> {
-        let asked = parse_version(resource_version)?;
+        let requested = parse_version(resource_version)?;
         let mut watcher = Self {
             resource: storage_resource(resource),
             namespace: namespace.to_owned(),
             selection,
-            seen: asked,
+            seen: requested,
         };
-        let from_now = match (beginning, asked) {
-            (WatchStart::Initial, asked) if asked > store.version() => {
-                return Err(status::too_large_version(asked, store.version()));
+        let from_now = match (beginning, requested) {
+            (WatchStart::Initial, requested) if requested > store.version() => {
+                return Err(status::too_large_version(requested, store.version()));
             }
             (WatchStart::Initial, _) | (WatchStart::Default, 0) => {
                 return watcher.with_initial_events(store, beginning);

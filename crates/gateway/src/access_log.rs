@@ -2,15 +2,21 @@
 //! The entry is written when the response has ended in any way.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use skewbridge_http_engine::server::ResponseRecord;
 use skewbridge_peer_directory::{Identity, InFlightGuard, Peer};
 use tokio::time::Instant;
 
+use crate::activity::Activity;
+use crate::activity::open_requests::{OpenRequest, OpenRequestKey, program_of};
+use crate::activity::tap::{TapEntry, TapKind, kept_text};
+use crate::activity::traffic::{ServerTraffic, Way};
+use crate::backend_load::{BackendLoad, BackendRequest};
 use crate::metrics::Metrics;
-use crate::placement_rule::Rule;
+use crate::placement_rule::{Rule, RuleSet};
 
 /// The status code of nginx for a request that ended without a response: the client disconnected,
 /// or the bridge was stopped.
@@ -37,6 +43,27 @@ pub struct AccessLogEntry {
     line: Option<Box<Line>>,
     /// Counts the request as in flight at the peer that answers it.
     in_flight: Option<InFlightGuard>,
+    /// Counts the request as in flight at its backend.
+    backend: Option<BackendRequest>,
+    /// The peer that answers it; `None` for the local server.
+    answered_by: Option<Identity>,
+    /// The placement rule by which a peer gets the request.
+    placed: Option<Rule>,
+    activity: Arc<Activity>,
+    /// The local server.
+    local_traffic: Option<Arc<ServerTraffic>>,
+    user_agent: Option<HeaderValue>,
+    long_running: Option<Box<LongRunning>>,
+    tapped: Option<Box<(TapKind, TapEntry)>>,
+}
+
+/// A request that runs until its client or its server ends it.
+#[derive(Debug)]
+enum LongRunning {
+    /// No server has accepted it yet.
+    Requested { kind: &'static str, user: Box<str> },
+    /// A server has accepted it.
+    Open(#[expect(dead_code, reason = "counts until it is dropped")] OpenRequest),
 }
 
 #[derive(Debug)]
@@ -47,7 +74,7 @@ struct Line {
     caller: String,
     peer: Option<Identity>,
     peer_host: Option<String>,
-    placed: Option<Rule>,
+    unmet: RuleSet,
     client: SocketAddr,
     audit_id: Option<String>,
     impersonate_user: Option<String>,
@@ -55,7 +82,7 @@ struct Line {
 
 impl AccessLogEntry {
     /// Begins the entry of a request that has just arrived.
-    pub(crate) fn begin(metrics: &Metrics) -> Self {
+    pub(crate) fn begin(metrics: &Metrics, activity: &Arc<Activity>) -> Self {
         Self {
             metrics: Some(metrics.clone()),
             started: Instant::now(),
@@ -66,33 +93,30 @@ impl AccessLogEntry {
             complete: false,
             line: None,
             in_flight: None,
+            backend: None,
+            answered_by: None,
+            placed: None,
+            activity: activity.clone(),
+            local_traffic: None,
+            user_agent: None,
+            long_running: None,
+            tapped: None,
         }
     }
 
     /// An entry that is not written.
     #[cfg(test)]
     pub(crate) fn none() -> Self {
-        Self {
-            metrics: None,
-            started: Instant::now(),
-            route: "unrouted",
-            verb: "unknown",
-            code: 0,
-            bytes: 0,
-            complete: false,
-            line: None,
-            in_flight: None,
-        }
+        let mut record = Self::begin(&Metrics::new(), &Arc::default());
+        record.metrics = None;
+        record.code = 0;
+        record
     }
 
     /// Adds a log line. The query and the part of the path after `/proxy/` are omitted, because
     /// both can contain secrets of the client and a workload.
     pub(crate) fn log(&mut self, head: &http::request::Parts, client: SocketAddr) {
-        let path = head.uri.path();
-        let path = match find_proxy(path) {
-            Some(at) => format!("{}/proxy/…", &path[..at]),
-            None => path.to_owned(),
-        };
+        let path = logged_path(head.uri.path());
         self.line = Some(Box::new(Line {
             method: head.method.clone(),
             path,
@@ -100,7 +124,7 @@ impl AccessLogEntry {
             caller: String::new(),
             peer: None,
             peer_host: None,
-            placed: None,
+            unmet: RuleSet::EMPTY,
             client,
             audit_id: logged(head.headers.get(AUDIT_ID)),
             impersonate_user: logged(head.headers.get(IMPERSONATE_USER)),
@@ -134,16 +158,146 @@ impl AccessLogEntry {
     /// Sets the peer that answers the request.
     pub(crate) fn peer(&mut self, peer: &Peer, in_flight: InFlightGuard) {
         self.in_flight = Some(in_flight);
+        self.answered_by = Some(peer.identity.clone());
         if let Some(line) = &mut self.line {
             line.peer = Some(peer.identity.clone());
             line.peer_host = peer.name().host().map(str::to_owned);
         }
     }
 
+    /// The request is sent to the local server, maybe after a peer has not accepted it.
+    pub(crate) fn local(&mut self) {
+        self.in_flight = None;
+        self.answered_by = None;
+        if let Some(line) = &mut self.line {
+            line.peer = None;
+            line.peer_host = None;
+        }
+    }
+
+    /// The peer that has answered the request; `None` for the local server.
+    pub(crate) fn answered_by(&self) -> Option<&Identity> {
+        self.answered_by.as_ref()
+    }
+
+    /// Sets the backend that has responded.
+    pub(crate) fn answered_by_backend(&mut self, load: &Arc<BackendLoad>) {
+        if let Some(request) = &mut self.backend {
+            request.answered_by(load);
+        }
+    }
+
+    /// Sets the backend that gets the request.
+    pub(crate) fn backend(&mut self, request: BackendRequest) {
+        self.backend = Some(request);
+    }
+
     /// Sets the placement rule by which a peer gets the request.
     pub(crate) fn placed(&mut self, rule: Option<Rule>) {
+        self.placed = rule;
+    }
+
+    /// Sets the server that gets the request unless a peer answers it.
+    pub(crate) fn local_server(&mut self, traffic: &Arc<ServerTraffic>) {
+        self.local_traffic = Some(traffic.clone());
+    }
+
+    pub(crate) fn user_agent(&mut self, user_agent: Option<HeaderValue>) {
+        self.user_agent = user_agent;
+    }
+
+    /// The request is a watch, a log or a stream of this kind.
+    pub(crate) fn long_running(&mut self, kind: &'static str, user: &str) {
+        let user = kept_text(user).into();
+        self.long_running = Some(Box::new(LongRunning::Requested { kind, user }));
+    }
+
+    /// A server has accepted the request: a long-running one counts as open from now on.
+    pub(crate) fn accepted(&mut self) {
+        // A header value keeps the whole head of its request in memory.
+        let user_agent = self.user_agent.take();
+        let Some(long_running) = &mut self.long_running else {
+            return;
+        };
+        if let LongRunning::Requested { kind, user } = &mut **long_running
+            && let Some(server) = (self.answered_by.as_ref())
+                .map(|it| self.activity.server(it).name().clone())
+                .or_else(|| self.local_traffic.as_ref().map(|it| it.name().clone()))
+        {
+            let key = OpenRequestKey {
+                server,
+                kind,
+                user: std::mem::take(user),
+                program: program_of(&text_of(user_agent.as_ref())),
+            };
+            **long_running = LongRunning::Open(self.activity.open.begin(key));
+        }
+    }
+
+    /// The request is rerouted or refused: it is captured for the status page, if not too many others
+    /// are. `verb` and `path` are without a query.
+    pub(crate) fn tap(&mut self, kind: TapKind, verb: &str, path: &str, user: &str) {
+        if let Some(tapped) = &mut self.tapped {
+            tapped.0 = kind;
+            return;
+        }
+        if !self.activity.tap.admits(kind, self.started.into_std()) {
+            return;
+        }
+        let entry = TapEntry {
+            at: SystemTime::now(),
+            verb: kept_text(verb),
+            path: kept_text(&logged_path(path)),
+            user: kept_text(user),
+            user_agent: kept_text(&text_of(self.user_agent.as_ref())),
+            code: 0,
+            took: Duration::ZERO,
+            server: None,
+            rule: None,
+        };
+        self.tapped = Some(Box::new((kind, entry)));
+    }
+
+    /// Counts the request for the status page.
+    fn count(&mut self, took: Duration) {
+        let is_refused = matches!(self.route, "rejected" | "unrouted");
+        let latency = self.long_running.is_none().then_some(took);
+        let server = match (&self.answered_by, &self.local_traffic) {
+            _ if is_refused => None,
+            (Some(peer), _) => Some(self.activity.server(peer)),
+            (None, _) if self.route == "peer" => None,
+            (None, local) => local.clone(),
+        };
+        let way = match (self.placed, self.route) {
+            (Some(rule), _) if self.answered_by.is_some() => Way::Placed(rule),
+            (_, "discovery") => Way::Discovery,
+            (_, "stream") => Way::Stream,
+            _ => Way::Local,
+        };
+        match &server {
+            Some(server) => server.counters(way).add(self.code, latency),
+            None => self.activity.refused().add(self.code, latency),
+        }
+        if let Some(tapped) = self.tapped.take() {
+            let (kind, entry) = *tapped;
+            if kind == TapKind::Rerouted && self.answered_by.is_none() && self.route == "local" {
+                return;
+            }
+            let entry = TapEntry {
+                code: self.code,
+                took,
+                server: self.answered_by.as_ref().map(ToString::to_string),
+                rule: self.placed.map(Rule::as_str),
+                ..entry
+            };
+            self.activity.tap.add(kind, entry);
+        }
+    }
+
+    /// Sets the rules that the server of the request does not satisfy, and no better one accepted it.
+    pub(crate) fn unmet(&mut self, unmet: RuleSet) {
         if let Some(line) = &mut self.line {
-            line.placed = rule;
+            line.unmet = unmet;
         }
     }
 
@@ -183,9 +337,10 @@ impl ResponseRecord for AccessLogEntry {
 
 impl Drop for AccessLogEntry {
     fn drop(&mut self) {
-        let Some(metrics) = &self.metrics else { return };
         let took = self.started.elapsed();
+        let Some(metrics) = &self.metrics else { return };
         metrics.request(self.route, self.verb, self.code, took, self.bytes);
+        self.count(took);
         if let Some(line) = &self.line {
             tracing::info!(
                 target: "skewbridge::access",
@@ -196,9 +351,11 @@ impl Drop for AccessLogEntry {
                 caller = %line.caller,
                 impersonate_user = line.impersonate_user.as_deref(),
                 route = self.route,
+                upstream = self.backend.as_ref().map(|it| &**it.backend()),
                 peer = line.peer.as_ref().map(tracing::field::display),
                 peer_host = line.peer_host,
-                placed = line.placed.map(Rule::as_str),
+                placed = self.placed.map(Rule::as_str),
+                unmet = (!line.unmet.is_empty()).then(|| tracing::field::display(line.unmet)),
                 verb = self.verb,
                 code = self.code,
                 bytes = self.bytes,
@@ -239,6 +396,20 @@ pub(crate) fn sanitized(text: &str) -> String {
         out.push('…');
     }
     out
+}
+
+/// A path without what follows `/proxy/`, which belongs to a workload.
+fn logged_path(path: &str) -> String {
+    match find_proxy(path) {
+        Some(at) => format!("{}/proxy/…", &path[..at]),
+        None => path.to_owned(),
+    }
+}
+
+fn text_of(value: Option<&HeaderValue>) -> String {
+    value.map_or_else(String::new, |it| {
+        String::from_utf8_lossy(it.as_bytes()).into_owned()
+    })
 }
 
 /// The position of `/proxy/` in a path, also if it is percent-encoded: kube-apiserver searches the
@@ -348,11 +519,11 @@ mod tests {
             );
             metrics.text().contains(&sample)
         };
-        let record = AccessLogEntry::begin(&metrics);
+        let record = AccessLogEntry::begin(&metrics, &Arc::default());
         assert!(!total(499), "counted at its end");
         drop(record);
         assert!(total(499));
-        let mut record = AccessLogEntry::begin(&metrics);
+        let mut record = AccessLogEntry::begin(&metrics, &Arc::default());
         record.status(StatusCode::NO_CONTENT);
         drop(record);
         assert!(total(204));

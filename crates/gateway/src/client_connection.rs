@@ -12,8 +12,8 @@ use skewbridge_http_engine::buffer_budget::ClientAuthentication;
 use crate::authn::Caller;
 use crate::connection_slots::{Class, Promotion};
 
-/// Shared by the listener, which decides who keeps a slot, and the tasks that serve the
-/// connection.
+/// Shared by the listener, which decides which connections keep their slots, and the tasks that
+/// serve the connection.
 #[derive(Debug)]
 pub(crate) struct ClientConnection {
     source: SocketAddr,
@@ -52,28 +52,28 @@ impl ClientConnection {
         self.source
     }
 
-    /// Whether one of its requests proved an identity. This never goes back: a later
-    /// anonymous request on the connection does not make its client a stranger.
+    /// Whether one of its requests proved an identity. This never goes back: a later anonymous
+    /// request on the connection does not make its client unauthenticated.
     pub(crate) fn is_authenticated(&self) -> bool {
         self.authenticated.load(Ordering::Relaxed)
     }
 
-    /// Whether a request has come on it.
+    /// Whether a request has arrived on the connection.
     pub(crate) fn has_requested(&self) -> bool {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// A request has come on it.
+    /// Records that a request has arrived on the connection.
     pub(crate) fn note_request(&self) {
         self.requested.store(true, Ordering::Relaxed);
     }
 
-    /// Whether an authentication on it has failed.
+    /// Whether an authentication on the connection has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// An authentication on it has failed.
+    /// Records that an authentication on the connection has failed.
     pub(crate) fn note_failure(&self) {
         self.failed.store(true, Ordering::Relaxed);
     }
@@ -96,9 +96,9 @@ impl ClientConnection {
         }
     }
 
-    /// kube-apiserver has answered a request of this caller. Only kube-apiserver can
-    /// verify a bearer token, and it does so before it authorizes. Whether the answer
-    /// proves the token.
+    /// kube-apiserver has answered a request of this caller. Only kube-apiserver can verify a
+    /// bearer token, and it does so before it authorizes. Returns whether the answer proves the
+    /// token.
     pub(crate) fn note_answer(&self, token: Option<TokenLocation>, status: StatusCode) -> bool {
         let proves = token.is_some_and(|token| proves_token(token, status));
         if proves {
@@ -107,7 +107,7 @@ impl ClientConnection {
         proves
     }
 
-    /// The slot changes once: what a connection has proven first decides its class.
+    /// The slot changes once: the first identity that a connection proves decides its class.
     fn authenticate(&self, class: Class) {
         if !self.is_authenticated()
             && !self.authenticated.swap(true, Ordering::Relaxed)
@@ -118,12 +118,12 @@ impl ClientConnection {
     }
 }
 
-/// Where a request that kube-apiserver is to authenticate has its token.
+/// The location of the token in a request that kube-apiserver authenticates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenLocation {
     /// In `Authorization`, where kube-apiserver always verifies it.
     Header,
-    /// In `Sec-WebSocket-Protocol`, where kube-apiserver looks only if the request is a
+    /// In `Sec-WebSocket-Protocol`, where kube-apiserver reads it only if the request is a
     /// WebSocket upgrade.
     Subprotocol,
 }
@@ -141,9 +141,9 @@ impl TokenLocation {
     }
 }
 
-/// Whether kube-apiserver gives this status only to a request whose token it has
-/// verified. 401 is a refusal; 400, 408, 413, 429, 431 and 5xx may be written before
-/// authentication. Only 101 shows that it has looked at a subprotocol.
+/// Whether kube-apiserver gives this status only to a request whose token it has verified. 401 is a
+/// refusal; 400, 408, 413, 429, 431 and 5xx may be written before authentication. Only 101 shows
+/// that kube-apiserver has read a subprotocol.
 fn proves_token(token: TokenLocation, status: StatusCode) -> bool {
     if token == TokenLocation::Subprotocol {
         return status == StatusCode::SWITCHING_PROTOCOLS;
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_proven_by_what_kube_apiserver_answers() {
+    fn the_status_of_kube_apiserver_decides_whether_a_token_is_proven() {
         for (status, proves) in [(101, true), (200, false), (403, false), (404, false)] {
             let connection = connection();
             let status = StatusCode::from_u16(status).unwrap();

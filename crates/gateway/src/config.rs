@@ -3,7 +3,7 @@
 //! The command line builds it from flags (`skewbridge serve --help`), tests build it directly.
 //! Strings are parsed into types before.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -14,6 +14,10 @@ use rustls_pki_types::ServerName;
 use skewbridge_k8s_api::component::GuardedComponents;
 use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_peer_directory::registry::SharedMemoryRegistry;
+use skewbridge_released_apis::Minor;
+
+use crate::admission_guard::AdmissionGuard;
+use crate::field_guard::FieldGuard;
 
 /// The files of a certificate chain and its private key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +66,9 @@ pub struct Listen {
     pub secure_port: u16,
     /// `--advertise-address`
     pub advertise_address: Option<IpAddr>,
+    /// `--proxy-protocol-cidrs`: networks of load balancers, whose connections begin with a PROXY
+    /// header.
+    pub proxy_protocol_cidrs: Vec<IpNet>,
 }
 
 /// TLS to clients.
@@ -129,11 +136,60 @@ pub struct Upstream {
     pub ca: PathBuf,
     /// `--upstream-server-name`, else the host of `--upstream`.
     pub server_name: ServerName<'static>,
+    /// Further values of `--upstream`: kube-apiservers of the same cluster. Requests are spread over
+    /// all of them.
+    pub others: Vec<UpstreamServer>,
+    /// With `--upstream=endpoints`: the name in the certificates of the servers that the
+    /// `EndpointSlices` of the Service `default/kubernetes` list. These replace the other values once
+    /// the `EndpointSlices` have been read.
+    pub endpoints: Option<ServerName<'static>>,
     /// `--proxy-client-cert-file` and `--proxy-client-key-file`: the certificate with which the
     /// bridge asserts users.
     pub front_proxy: Option<KeyPairFiles>,
     /// `--bridge-user` and `--bridge-groups`: the user of the bridge's own requests.
     pub bridge_user: BridgeUser,
+}
+
+/// The most values of `--upstream`. A control plane has three to seven servers.
+pub const MAX_UPSTREAMS: usize = 32;
+
+/// One of the kube-apiservers behind a bridge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpstreamServer {
+    /// Host of `--upstream`: a name or an address, without brackets.
+    pub host: String,
+    /// Port of `--upstream`.
+    pub port: u16,
+    /// `--upstream-server-name`, else the host.
+    pub server_name: ServerName<'static>,
+}
+
+impl UpstreamServer {
+    /// Host and port, with brackets around an IPv6 address.
+    pub fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl Upstream {
+    /// All servers behind the bridge, in the order of the flags.
+    pub fn servers(&self) -> Vec<UpstreamServer> {
+        let first = UpstreamServer {
+            host: self.host.clone(),
+            port: self.port,
+            server_name: self.server_name.clone(),
+        };
+        [&[first], self.others.as_slice()].concat()
+    }
+
+    /// Whether requests are spread over several servers.
+    pub fn is_balanced(&self) -> bool {
+        !self.others.is_empty() || self.endpoints.is_some()
+    }
 }
 
 /// The user of the bridge's own requests: it reads Leases, `APIServices`,
@@ -162,8 +218,10 @@ impl Default for BridgeUser {
 pub struct Peers {
     /// `--apiserver-identity`
     pub identity: ApiServerIdentity,
-    /// `--peer-registry`
+    /// `--peer-registry`: the registry in which this bridge publishes its address.
     pub registry: RegistryKind,
+    /// `endpoints` in `--peer-registry`: kube-apiservers in `EndpointSlices` are peers, too.
+    pub endpoints: bool,
     /// `--peer-ca-file`
     pub ca: Option<PathBuf>,
     /// `--peer-advertise-ip`
@@ -172,14 +230,35 @@ pub struct Peers {
     pub advertise_port: Option<u16>,
     /// `--peer-cidrs`
     pub cidrs: Vec<IpNet>,
-    /// `--guard-components`: components whose server must not be older than they are.
-    pub guarded_components: GuardedComponents,
+    /// `--guard-*`
+    pub guards: Guards,
     /// `--state-dir`
     pub state_dir: Option<PathBuf>,
     /// `--etcd-*`
     pub etcd: Etcd,
     /// `--egress-selector-config-file`: the selection `controlplane`.
     pub egress: Egress,
+}
+
+impl Peers {
+    /// Whether addresses are read from `EndpointSlices`.
+    pub fn reads_endpoints(&self) -> bool {
+        self.endpoints || self.registry == RegistryKind::None
+    }
+}
+
+/// The placement rules beyond `serves`.
+#[derive(Debug, Clone, Default)]
+pub struct Guards {
+    /// `--guard-components`: components whose server must not be older than they are.
+    pub components: GuardedComponents,
+    /// `--guard-fields`
+    pub fields: FieldGuard,
+    /// `--guard-admission`
+    pub admission: AdmissionGuard,
+    /// `--guard-retention`: how long fields and policies count after the last server that has them has
+    /// ended; `None` for the default of each.
+    pub retention: Option<Duration>,
 }
 
 /// How connections to peers are opened.
@@ -237,6 +316,8 @@ pub enum RegistryKind {
     Leases,
     /// A YAML file.
     File(PathBuf),
+    /// None: the only addresses are those in `EndpointSlices`.
+    None,
     /// The memory of this process, for the playground and tests.
     Memory(SharedMemoryRegistry),
 }
@@ -279,11 +360,11 @@ pub enum UpstreamStreams {
 /// When WebSocket streams are translated to SPDY.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TranslateStreams {
-    /// If upstream does not do it itself.
+    /// If upstream does not translate the stream itself.
     Auto,
-    /// For every such request.
+    /// For every WebSocket stream.
     Always,
-    /// For none.
+    /// For no stream.
     Never,
 }
 
@@ -363,6 +444,11 @@ pub struct Limits {
     /// The ping interval of HTTP/2 connections to upstream that are in use, and the timeout of a
     /// ping; no flag.
     pub upstream_ping: Duration,
+    /// `--goaway-chance`: the share of HTTP/2 requests after which the connection ends.
+    pub goaway_chance: f64,
+    /// The time over which watches are ended at several upstreams when one of them returns, so that
+    /// all get a share; no flag.
+    pub watch_rebalance_period: Duration,
 }
 
 impl Default for Limits {
@@ -388,6 +474,10 @@ impl Default for Limits {
             unauthenticated_stall_timeout: Duration::from_secs(10),
             // client-go uses 30 s and 15 s; upstream is nearer to the bridge.
             upstream_ping: Duration::from_secs(15),
+            goaway_chance: 0.0,
+            // A client lists nothing when its watch is ended, but it sends a request, and a control
+            // plane has thousands of watches.
+            watch_rebalance_period: Duration::from_secs(30),
             answer_grace: Duration::from_secs(10),
         }
     }
@@ -396,8 +486,15 @@ impl Default for Limits {
 /// Metrics and health checks.
 #[derive(Debug, Clone)]
 pub struct Admin {
-    /// `--admin-address`; loopback only, for now.
+    /// `--admin-address`: plain HTTP, loopback only.
     pub address: SocketAddr,
+    /// `--admin-secure-address`: TLS, for users that kube-apiserver permits.
+    pub secure_address: Option<SocketAddr>,
+    /// `--watch-target`: the release whose missing APIs are watched; the default is the minor version
+    /// after the newest server.
+    pub watch_target: Option<Minor>,
+    /// What `/flagz` shows: the flags without dashes, and their values.
+    pub flags: BTreeMap<String, String>,
 }
 
 /// Shutdown delay and drain.

@@ -64,7 +64,7 @@ impl Detail {
     }
 }
 
-/// Not now, but soon: nothing has been done.
+/// The request was not processed and can be retried soon.
 pub(crate) fn retry_later(message: impl Into<String>) -> Status {
     Status::service_unavailable(message, RETRY_AFTER_SECONDS)
 }
@@ -84,16 +84,16 @@ mod tests {
                 ..User::default()
             })
         };
-        let stranger = ClientConnection::new(([192, 0, 2, 1], 40_000).into());
+        let unauthenticated = ClientConnection::new(([192, 0, 2, 1], 40_000).into());
         let proven = ClientConnection::new(([192, 0, 2, 1], 40_000).into());
         proven.note_answer(
             Some(crate::client_connection::TokenLocation::Header),
             StatusCode::OK,
         );
         let rows = [
-            (user("alice"), &stranger, true, Detail::Full),
+            (user("alice"), &unauthenticated, true, Detail::Full),
             (user("system:anonymous"), &proven, true, Detail::Withheld),
-            (Caller::Bearer, &stranger, false, Detail::Withheld),
+            (Caller::Bearer, &unauthenticated, false, Detail::Withheld),
             (Caller::Bearer, &proven, false, Detail::Full),
             (Caller::Bearer, &proven, true, Detail::Withheld),
             (Caller::Anonymous, &proven, false, Detail::Withheld),

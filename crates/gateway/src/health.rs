@@ -1,10 +1,12 @@
 //! Health checks of the bridge, in the format of kube-apiserver.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, DATE};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
@@ -14,8 +16,10 @@ use skewbridge_peer_directory::{Peers, reachability};
 
 use crate::cluster_state::ClusterHandle;
 use crate::live_config::LiveConfig;
+use crate::local_health::LocalHealth;
 use crate::peer_config::PeeringDisabled;
 use crate::self_test::SelfTest;
+use crate::server_report::ServerReport;
 
 /// The health of upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,14 +37,34 @@ pub enum UpstreamHealth {
 pub struct Health {
     /// Whether the bridge is shutting down.
     pub drain: Drain,
+    /// The health of each server behind the bridge; at least one.
+    pub backends: Arc<ArcSwap<Vec<BackendHealth>>>,
+    /// Requests are spread over several servers.
+    pub is_balanced: bool,
+    /// Certificates and CAs in use.
+    pub live: Arc<LiveConfig>,
+}
+
+/// The health of one kube-apiserver behind the bridge, and the state of the bridge with it as the
+/// local server.
+#[derive(Debug, Clone)]
+pub struct BackendHealth {
+    /// Host and port.
+    pub name: String,
     /// The result of the last probe of upstream.
     pub upstream: Arc<ArcSwap<UpstreamHealth>>,
+    /// What it reported of itself in the last probe.
+    pub(crate) report: Arc<ArcSwapOption<ServerReport>>,
+    /// Whether it gets no new requests because the `EndpointSlices` no longer list it.
+    pub is_draining: Arc<AtomicBool>,
+    /// The name of its check among those of several.
+    pub check_name: String,
+    /// Whether its APIs were read after its last outage.
+    pub local_health: Arc<LocalHealth>,
     /// The cluster snapshot, or why peering is disabled.
     pub cluster_handle: Result<Arc<ClusterHandle>, PeeringDisabled>,
     /// Whether upstream accepts users that the bridge asserts.
     pub self_test: Arc<SelfTest>,
-    /// Certificates and CAs in use.
-    pub live: Arc<LiveConfig>,
 }
 
 /// A health endpoint.
@@ -67,16 +91,16 @@ impl HealthEndpoint {
 /// A check and its result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    name: &'static str,
+    name: Cow<'static, str>,
     problem: Option<String>,
     /// A note that does not make the check fail.
     note: Option<String>,
 }
 
 impl Check {
-    fn new(name: &'static str, problem: Option<String>) -> Self {
+    fn new(name: impl Into<Cow<'static, str>>, problem: Option<String>) -> Self {
         Self {
-            name,
+            name: name.into(),
             problem,
             note: None,
         }
@@ -90,39 +114,10 @@ impl Health {
         if endpoint == HealthEndpoint::Livez {
             return checks;
         }
-        let upstream = match &**self.upstream.load() {
-            UpstreamHealth::Ready => None,
-            UpstreamHealth::Unknown => Some("no answer yet".to_owned()),
-            UpstreamHealth::NotReady(cause) => Some(cause.clone()),
-        };
-        checks.push(Check::new("upstream", upstream));
-        checks.push(Check {
-            note: self.self_test.note(),
-            ..Check::new("self-test", self.self_test.problem())
-        });
-        if let Ok(cluster_handle) = &self.cluster_handle {
-            checks.push(registry_check(cluster_handle));
+        match self.backends.load().as_slice() {
+            [sole] if !self.is_balanced => checks.extend(sole.checks()),
+            many => checks.extend(checks_of_many(many)),
         }
-        checks.push(match &self.cluster_handle {
-            Err(why) => Check {
-                note: Some(format!("local only, since {why}")),
-                ..Check::new("peers", None)
-            },
-            Ok(cluster_handle) => {
-                let cluster = cluster_handle.cluster.load();
-                let problem =
-                    (cluster.missing()).map(|it| format!("not known yet: {}", it.as_str()));
-                let mut note = peers_note(&cluster.peers, &cluster_handle.registry.borrow());
-                if let Some(mismatch_reason) = cluster_handle.local.mismatch_reason() {
-                    note.push_str("; but ");
-                    note.push_str(&mismatch_reason);
-                }
-                Check {
-                    note: Some(note),
-                    ..Check::new("peers", problem)
-                }
-            }
-        });
         // Not a failure: requests to the local server work, and all bridges of a cluster would
         // fail at the same time.
         let conflicts = &self.live.conflicts;
@@ -143,12 +138,113 @@ impl Health {
         checks
     }
 
+    /// The checks of an endpoint that fail, each with its cause.
+    pub(crate) fn problems(&self, endpoint: HealthEndpoint) -> Vec<String> {
+        let checks = self.checks(endpoint).into_iter();
+        let failing = checks.filter_map(|it| Some(format!("{}: {}", it.name, it.problem?)));
+        failing.collect()
+    }
+
     /// Whether all checks of `/readyz` pass.
     pub fn is_ready(&self) -> bool {
         self.checks(HealthEndpoint::Readyz)
             .iter()
             .all(|check| check.problem.is_none())
     }
+}
+
+impl BackendHealth {
+    fn checks(&self) -> Vec<Check> {
+        let upstream = match &**self.upstream.load() {
+            UpstreamHealth::Ready => None,
+            UpstreamHealth::Unknown => Some("no answer yet".to_owned()),
+            UpstreamHealth::NotReady(cause) => Some(cause.clone()),
+        };
+        let mut checks = vec![
+            Check::new("upstream", upstream),
+            Check {
+                note: self.self_test.note(),
+                ..Check::new("self-test", self.self_test.problem())
+            },
+        ];
+        if let Ok(cluster_handle) = &self.cluster_handle {
+            checks.push(registry_check(cluster_handle));
+        }
+        checks.push(match &self.cluster_handle {
+            Err(why) => Check {
+                note: Some(format!("local only, since {why}")),
+                ..Check::new("peers", None)
+            },
+            Ok(cluster_handle) => {
+                let cluster = cluster_handle.cluster.load();
+                let problem =
+                    (cluster.missing()).map(|it| format!("not known yet: {}", it.as_str()));
+                let mut note = peers_note(&cluster.peers, &cluster_handle.registry.borrow());
+                for kind in &cluster.policies.kinds {
+                    // Writing to a String does not fail.
+                    let _ = match kind.objects {
+                        Some(objects) => write!(
+                            note,
+                            "; {objects} {} that not all servers enforce",
+                            kind.resource
+                        ),
+                        None => write!(note, "; {} cannot be read", kind.resource),
+                    };
+                }
+                if let Some(mismatch_reason) = cluster_handle.local.mismatch_reason() {
+                    note.push_str("; but ");
+                    note.push_str(&mismatch_reason);
+                }
+                Check {
+                    note: Some(note),
+                    ..Check::new("peers", problem)
+                }
+            }
+        });
+        checks
+    }
+
+    /// Whether other backends are preferred until its APIs have been read.
+    fn is_awaited(&self) -> bool {
+        self.cluster_handle.is_ok() && !self.local_health.is_confirmed_everywhere()
+    }
+
+    /// Why it is not ready: its failed checks.
+    fn problem(&self) -> Option<String> {
+        if self.is_draining.load(Ordering::Relaxed) {
+            return Some("it is not listed in the EndpointSlices of default/kubernetes".to_owned());
+        }
+        let failed = self.checks().into_iter();
+        let failed = failed.filter_map(|it| Some(format!("{}: {}", it.name, it.problem?)));
+        let failed: Vec<_> = failed.collect();
+        (!failed.is_empty()).then(|| failed.join("; ").replace(['\n', '\r'], " "))
+    }
+}
+
+/// One check for each of several backends. They fail only together: one ready backend serves all
+/// requests.
+fn checks_of_many(backends: &[BackendHealth]) -> Vec<Check> {
+    let problems: Vec<_> = backends.iter().map(BackendHealth::problem).collect();
+    let is_any_ready = problems.contains(&None);
+    let checks = backends.iter().zip(problems).map(|(backend, problem)| {
+        let (problem, note) = match problem {
+            Some(problem) if is_any_ready => (
+                None,
+                Some(format!("{} is not ready: {problem}", backend.name)),
+            ),
+            Some(problem) => (Some(format!("{}: {problem}", backend.name)), None),
+            None if backend.is_awaited() => {
+                let note = "its APIs have not been read since it has returned";
+                (None, Some(format!("{} is not ready: {note}", backend.name)))
+            }
+            None => (None, Some(backend.name.clone())),
+        };
+        Check {
+            note,
+            ..Check::new(backend.check_name.clone(), problem)
+        }
+    });
+    checks.collect()
 }
 
 /// The check of the peer registry: it fails until addresses have been read once. Later failures are
@@ -215,7 +311,7 @@ pub fn response(
     for check in checks {
         // Writing to a String does not fail.
         let _ = match &check.problem {
-            _ if excluded.contains(&check.name) => {
+            _ if excluded.contains(&&*check.name) => {
                 writeln!(lines, "[+]{} excluded: ok", check.name)
             }
             None => match &check.note {
@@ -263,6 +359,16 @@ pub fn single_check(
 pub(crate) fn not_ready(problem: &str) -> Response<Bytes> {
     let check = Check::new("skewbridge", Some(problem.to_owned()));
     response(HealthEndpoint::Readyz, &[check], None)
+}
+
+/// The same result, without names and causes: for clients that have proved no identity.
+pub(crate) fn brief(response: &Response<Bytes>) -> Response<Bytes> {
+    let body = if response.status() == StatusCode::OK {
+        "ok"
+    } else {
+        "not ok"
+    };
+    text(response.status(), body.to_owned())
 }
 
 /// A plain-text response with the headers of kube-apiserver's health endpoints.

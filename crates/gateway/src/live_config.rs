@@ -6,8 +6,8 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -17,7 +17,7 @@ use skewbridge_http_engine::client::Keepalive;
 use skewbridge_peer_directory::KeyDigest;
 
 use crate::authn::TrustConfig;
-use crate::config::{Config, Egress, KeyPairFiles, ProxyTransport};
+use crate::config::{Config, Egress, KeyPairFiles, ProxyTransport, UpstreamServer};
 use crate::metrics::Metrics;
 use crate::signatures::keys::SignatureKeys;
 use crate::tls::ca_conflict::{
@@ -30,7 +30,10 @@ use crate::tls::own_certificates::{
 use crate::tls::serving_key::{key_digest, rotated};
 use crate::tls::{ca_overlap, client_config, server_config};
 
-use crate::upstream::{Dialer, PeerTarget, Proxy, Role, Target, UpstreamTargets, authority};
+use crate::upstream::{
+    Dialer, PeerTarget, PresentedCertificates, Proxy, Role, Target, UpstreamTargets, authority,
+    replaceable_server_keepalive,
+};
 use crate::upstream_error_hint::UpstreamFlags;
 
 const SIGNATURE_KEYS_FLAG: &str = "--http-signature-keys";
@@ -45,6 +48,9 @@ const READ_INTERVAL: Duration = Duration::from_mins(1);
 /// The interval between two warnings about certificates while the files do not change.
 const WARNING_INTERVAL: Duration = Duration::from_hours(24);
 
+/// A server behind the bridge, and how it is reached.
+type ServerTargets = (UpstreamServer, Arc<ArcSwap<UpstreamTargets>>);
+
 /// The configuration of the running bridge. Each field is replaced as a whole.
 #[derive(Debug)]
 pub struct LiveConfig {
@@ -52,8 +58,8 @@ pub struct LiveConfig {
     pub server: ArcSwap<ServerConfig>,
     /// For authenticating requests.
     pub trust: ArcSwap<TrustConfig>,
-    /// For new connections to upstream and to peers.
-    pub targets: ArcSwap<UpstreamTargets>,
+    /// For new connections to upstream and to peers: one for each server behind the bridge.
+    targets: Mutex<Vec<ServerTargets>>,
     /// For new connections to etcd, if they use TLS.
     pub etcd: ArcSwapOption<ClientConfig>,
     /// For signed requests, with `--http-signature-keys`.
@@ -65,6 +71,43 @@ pub struct LiveConfig {
     pub serving_keys: ArcSwap<Vec<KeyDigest>>,
     /// Why reloaded files are not used.
     pub conflicts: Conflicts,
+    /// Until when the files are valid.
+    pub(crate) expiries: ArcSwap<Vec<FileExpiry>>,
+    /// Until when the certificates of other servers are valid.
+    pub(crate) presented: PresentedCertificates,
+}
+
+/// Until when the certificates of a file are valid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileExpiry {
+    pub(crate) flag: &'static str,
+    /// Seconds since 1970.
+    pub(crate) not_after: u64,
+}
+
+impl LiveConfig {
+    /// The targets of a server behind the bridge. Those of a new one have the files of the others.
+    pub(crate) fn targets_of(
+        &self,
+        server: &UpstreamServer,
+    ) -> Option<Arc<ArcSwap<UpstreamTargets>>> {
+        let mut all = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = all.iter().find(|(known, _)| known == server) {
+            return Some(known.clone());
+        }
+        let (_, model) = all.first()?;
+        let targets = Arc::new(ArcSwap::from_pointee(model.load().at(server)));
+        all.push((server.clone(), targets.clone()));
+        Some(targets)
+    }
+
+    /// A server is not behind the bridge any more. The last one stays, as the model of later ones.
+    pub(crate) fn remove_targets(&self, server: &UpstreamServer) {
+        let mut all = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() > 1 {
+            all.retain(|(known, _)| known != server);
+        }
+    }
 }
 
 /// Checks the front-proxy certificate against the client CA that upstream publishes.
@@ -112,7 +155,7 @@ pub enum LoadError {
         /// What is wrong with it.
         problem: FileError,
     },
-    /// rustls rejects them.
+    /// rustls rejects the files.
     #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),
     /// Two files cannot be used together.
@@ -137,6 +180,7 @@ pub struct Files {
     signature_keys: Option<WatchedFiles<Arc<SignatureKeys>>>,
     egress: EgressRoute,
     metrics: Metrics,
+    presented: PresentedCertificates,
     warned_at: Instant,
     /// When the new serving key, which has been published, will be used.
     serve_with_new_key_at: Option<Instant>,
@@ -193,6 +237,7 @@ impl EgressRoute {
 
 impl Files {
     /// Reads all files.
+    #[allow(clippy::too_many_lines)] // one entry for each file
     pub fn load(config: &Config, metrics: Metrics) -> Result<(Self, LiveConfig), LoadError> {
         let ca = |flag, path: &PathBuf| {
             let path = path.clone();
@@ -270,6 +315,7 @@ impl Files {
             },
             config: config.clone(),
             metrics,
+            presented: PresentedCertificates::default(),
             warned_at: Instant::now(),
             serve_with_new_key_at: None,
         };
@@ -280,16 +326,18 @@ impl Files {
             conflicts: Conflicts::default(),
             server: ArcSwap::from_pointee(files.server()?),
             trust: ArcSwap::from_pointee(files.trust()?),
-            targets: ArcSwap::from_pointee(files.targets()?),
+            targets: Mutex::new(files.targets()?),
             etcd: ArcSwapOption::from(files.etcd()?.map(Arc::new)),
             signature_keys: ArcSwapOption::from(files.signature_keys()),
             own: ArcSwap::from_pointee(files.own_certificates()),
             serving_keys: ArcSwap::from_pointee(files.serving_key().into_iter().collect()),
+            expiries: ArcSwap::default(),
+            presented: files.presented.clone(),
         };
         if files.signature_keys.is_some() {
             files.metrics.will_reload(SIGNATURE_KEYS_FLAG);
         }
-        files.report_expiry();
+        files.report_expiry(&live);
         files.log_warnings();
         Ok((files, live))
     }
@@ -331,29 +379,50 @@ impl Files {
         )?)
     }
 
-    fn targets(&self) -> Result<UpstreamTargets, LoadError> {
-        let upstream = &self.config.upstream;
+    /// The targets of each `--upstream`.
+    fn targets(&self) -> Result<Vec<ServerTargets>, LoadError> {
+        let servers = self.config.upstream.servers().into_iter();
+        let targets = servers.map(|server| {
+            let targets = ArcSwap::from_pointee(self.targets_of(&server)?);
+            Ok((server, Arc::new(targets)))
+        });
+        targets.collect()
+    }
+
+    fn targets_of(&self, server: &UpstreamServer) -> Result<UpstreamTargets, LoadError> {
+        let ping = self.config.limits.upstream_ping;
+        let is_balanced = self.config.upstream.is_balanced();
         let target = |identity| -> Result<Target, LoadError> {
             Ok(Target {
-                host: upstream.host.clone(),
-                port: upstream.port,
+                host: server.host.clone(),
+                port: server.port,
                 dialer: Dialer::Direct,
-                server_name: upstream.server_name.clone(),
+                server_name: server.server_name.clone(),
                 tls: Arc::new(client_config(&self.upstream_ca.value, identity)?),
-                keepalive: Keepalive {
-                    ping_interval: self.config.limits.upstream_ping,
-                    ping_timeout: self.config.limits.upstream_ping,
+                keepalive: if is_balanced {
+                    replaceable_server_keepalive(ping)
+                } else {
+                    Keepalive {
+                        ping_interval: ping,
+                        ping_timeout: ping,
+                    }
                 },
                 pins: Vec::new(),
-                role: Role::Upstream,
+                role: if is_balanced {
+                    Role::Backend
+                } else {
+                    Role::Upstream
+                },
+                presented: self.presented.clone(),
             })
         };
-        let peer = match (&self.front_proxy, &self.peer_ca) {
+        let peer = match (&self.front_proxy, self.peer_ca_bundle()) {
             (Some(pair), Some(ca)) if self.peering_conflict().is_none() => Some(PeerTarget::new(
                 self.egress.dialer()?,
-                client_config(&ca.value, Some(&pair.value))?,
-                client_config(&ca.value, None)?,
-                self.config.limits.upstream_ping,
+                client_config(ca, Some(&pair.value))?,
+                client_config(ca, None)?,
+                ping,
+                &self.presented,
             )),
             _ => None,
         };
@@ -365,6 +434,14 @@ impl Files {
             },
             peer,
         })
+    }
+
+    /// The CAs of peers: `--peer-ca-file`. With several upstreams the peers are these upstreams.
+    fn peer_ca_bundle(&self) -> Option<&CaBundle> {
+        if self.config.upstream.is_balanced() {
+            return Some(&self.upstream_ca.value);
+        }
+        self.peer_ca.as_ref().map(|it| &it.value)
     }
 
     fn etcd(&self) -> Result<Option<ClientConfig>, LoadError> {
@@ -418,7 +495,7 @@ impl Files {
         // Before the new files are used, so that no connection with them goes to a peer.
         let peering_changed = (client_ca || front_proxy) && self.update_peering_conflict(live);
         if targets || peering_changed {
-            self.swap("upstream", self.targets(), &live.targets);
+            self.swap_targets(live);
         }
         if etcd && let Ok(config) = self.etcd() {
             live.etcd.store(config.map(Arc::new));
@@ -428,7 +505,7 @@ impl Files {
         }
         if serving || callers || targets || etcd {
             live.own.store(Arc::new(self.own_certificates()));
-            self.report_expiry();
+            self.report_expiry(live);
         }
         let changed = serving || front_proxy || etcd_pair || egress;
         if changed || self.warned_at.elapsed() >= WARNING_INTERVAL {
@@ -475,9 +552,21 @@ impl Files {
     fn swap<T>(&self, part: &'static str, new: Result<T, LoadError>, live: &ArcSwap<T>) {
         match new {
             Ok(new) => live.store(Arc::new(new)),
-            Err(error) => {
-                self.metrics.reload_failed(part);
-                tracing::error!(%error, part, "new files cannot be used; the old ones stay in use");
+            Err(error) => self.report_unusable(part, &error),
+        }
+    }
+
+    fn report_unusable(&self, part: &'static str, error: &LoadError) {
+        self.metrics.reload_failed(part);
+        tracing::error!(%error, part, "new files cannot be used; the old ones stay in use");
+    }
+
+    fn swap_targets(&self, live: &LiveConfig) {
+        let all = live.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        for (server, targets) in all.iter() {
+            match self.targets_of(server) {
+                Ok(new) => targets.store(Arc::new(new)),
+                Err(error) => return self.report_unusable("upstream", &error),
             }
         }
     }
@@ -531,7 +620,7 @@ impl Files {
         }
     }
 
-    fn report_expiry(&self) {
+    fn report_expiry(&self, live: &LiveConfig) {
         let seconds = |at: SystemTime| {
             at.duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs())
@@ -542,11 +631,7 @@ impl Files {
             self.etcd_pair.as_ref(),
             self.egress.tls().map(|proxy| &proxy.pair),
         ];
-        for pair in pairs.into_iter().flatten() {
-            self.metrics.will_reload(pair.flag);
-            self.metrics
-                .certificate_expires(pair.flag, seconds(pair.value.not_after));
-        }
+        let pairs = (pairs.into_iter().flatten()).map(|it| (it.flag, it.value.not_after));
         let bundles = [
             self.client_ca.as_ref(),
             self.request_header_ca.as_ref(),
@@ -555,11 +640,17 @@ impl Files {
             self.etcd_ca.as_ref(),
             self.egress.tls().map(|proxy| &proxy.ca),
         ];
-        for ca in bundles.into_iter().flatten() {
-            self.metrics.will_reload(ca.flag);
-            self.metrics
-                .certificate_expires(ca.flag, seconds(ca.value.not_after));
+        let bundles = (bundles.into_iter().flatten()).map(|it| (it.flag, it.value.not_after));
+        let files = pairs.chain(bundles).map(|(flag, not_after)| FileExpiry {
+            flag,
+            not_after: seconds(not_after),
+        });
+        let files: Vec<_> = files.collect();
+        for file in &files {
+            self.metrics.will_reload(file.flag);
+            self.metrics.certificate_expires(file.flag, file.not_after);
         }
+        live.expiries.store(Arc::new(files));
     }
 }
 
@@ -577,7 +668,7 @@ struct WatchedFiles<T> {
     value: T,
     stamp: Stamp,
     read_at: Instant,
-    /// So that it is logged once.
+    /// The last failure, so that each is logged once.
     last_problem: Option<FileError>,
 }
 

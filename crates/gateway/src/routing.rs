@@ -6,24 +6,29 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use skewbridge_k8s_api::request_info::{Kind, RequestInfo};
-use skewbridge_k8s_api::version::Version;
 use skewbridge_peer_directory::{Identity, Peer};
 
-pub use self::placement::{Candidate, Placement, candidates, is_new_enough, newer_peers, place};
+pub use self::placement::{
+    Candidate, Placement, PlacementInput, candidates, depends_on_versions, newer_peers, place,
+    place_among_peers, place_elsewhere, unmet_by,
+};
 use crate::authn::Caller;
 use crate::cluster_state::{Cluster, ServedBy, UnsyncedInput};
-use crate::placement_rule::Rule;
+use crate::placement_rule::{Rule, RuleSet};
 use crate::upstream::UpstreamIdentity;
 
 /// Where a request goes.
 #[derive(Debug, Clone)]
 pub enum Route {
     /// To the local server.
-    Local(UpstreamIdentity),
-    /// To one of these peers, which serve a request that the local server does not serve.
-    Peer(Vec<Arc<Peer>>),
-    /// The local server serves the request, but a placement rule decides.
-    Placed(Placed),
+    Local {
+        /// The identity that the connection presents.
+        identity: UpstreamIdentity,
+        /// The rules that the local server does not satisfy, and neither does any other available server.
+        unmet: RuleSet,
+    },
+    /// To a peer.
+    Peers(PeerRoute),
     /// To no server: the bridge rejects it.
     Refuse(Refusal),
 }
@@ -32,25 +37,27 @@ impl Route {
     /// The metric label.
     pub fn as_str(&self) -> &'static str {
         match self {
-            Self::Placed(placed) if placed.peers.is_empty() => "local",
-            Self::Local(_) => "local",
-            Self::Peer(_) | Self::Placed(_) => "peer",
+            Self::Local { .. } => "local",
+            Self::Peers(_) => "peer",
             Self::Refuse(_) => "rejected",
         }
     }
 }
 
-/// A request that the local server serves and that a placement rule applies to.
+/// The peers for a request.
 #[derive(Debug, Clone)]
-pub struct Placed {
-    /// The peers that satisfy the rule better than the local server; empty if there are none.
-    pub peers: Vec<Arc<Peer>>,
-    /// For the local server, which gets the request if none of these peers accepts it.
-    pub fallback: UpstreamIdentity,
-    /// The rule that applies.
+pub struct PeerRoute {
+    /// Groups of equally good peers, the best first.
+    pub peers: Vec<Vec<Arc<Peer>>>,
+    /// For the local server, which gets the request if no peer accepts it.
+    pub fallback: Option<UpstreamIdentity>,
+    /// The weightiest rule that the local server does not satisfy.
     pub rule: Rule,
-    /// No available server satisfies the rule.
-    pub unmet: bool,
+    /// The rules that the best of the peers does not satisfy.
+    pub unmet: RuleSet,
+    /// The local server does not enforce the policies in force: if no peer accepts the request, its client
+    /// gets that reason.
+    pub must_enforce: bool,
 }
 
 /// Why the bridge rejects a request.
@@ -70,6 +77,10 @@ pub enum Refusal {
     NotServed,
     /// The APIs of this peer, which runs, are not known yet.
     PeerUnknown(Identity),
+    /// Nothing is known of this peer, which runs: the write may need its fields or policies.
+    PeerUnread(Identity),
+    /// No server that may get the request enforces these kinds of admission policies, which match it.
+    NotEnforced(String),
 }
 
 /// Inputs of the decision besides the request and the caller.
@@ -81,8 +92,8 @@ pub struct RouteInput {
     pub can_assert: bool,
     /// The previous hops of the request.
     pub hop_state: HopState,
-    /// The version of the component that sends the request, if its server must not be older.
-    pub component: Option<Version>,
+    /// Inputs of the placement rules.
+    pub placement: PlacementInput,
 }
 
 /// The previous hops of a request.
@@ -122,10 +133,10 @@ pub fn route(
     };
     // KEP-4020, Aggregation Layer, 2: these requests are always handled by the local server.
     let Some((cluster, now)) = cluster else {
-        return Route::Local(identity);
+        return Route::local(identity);
     };
     if request.kind == Kind::NonResource {
-        return Route::Local(identity);
+        return Route::local(identity);
     }
     let rerouted = bridge.hop_state == HopState::FromPeer;
     match cluster.served_by(request, now) {
@@ -135,27 +146,67 @@ pub fn route(
         ServedBy::Local if rerouted && !cluster.is_served_locally(request, now) => {
             Route::Refuse(Refusal::NotServed)
         }
-        // KEP-4020, Risks 4: the sending bridge has placed the request.
-        ServedBy::Local if rerouted => Route::Local(identity),
-        ServedBy::Local => match place(request, bridge.component, cluster, now) {
-            Placement::Local(None) => Route::Local(identity),
-            Placement::Local(Some(rule)) => Route::Placed(Placed {
-                peers: Vec::new(),
-                fallback: identity,
-                rule,
-                unmet: true,
-            }),
-            Placement::Peers { peers, unmet } => Route::Placed(Placed {
-                peers,
-                fallback: identity,
-                rule: Rule::Version,
-                unmet: unmet.is_some(),
-            }),
-        },
-        ServedBy::Peers(peers) => Route::Peer(peers),
+        // KEP-4020, Risks 4: the sender has placed the request. A kube-apiserver that reroutes requests
+        // itself does not place by policies.
+        ServedBy::Local if rerouted => {
+            let unmet = unmet_by(request, bridge.placement, cluster, now, None);
+            if unmet.contains(Rule::Admission) {
+                return Route::not_enforced(request, cluster);
+            }
+            Route::local(identity)
+        }
+        ServedBy::Local | ServedBy::Peers(_) => {
+            if depends_on_versions(request, bridge.placement)
+                && let Some(unread) = cluster.unread_peer(now)
+            {
+                return Route::Refuse(Refusal::PeerUnread(unread.clone()));
+            }
+            let placement = place(request, bridge.placement, cluster, now);
+            if placement.unmet.contains(Rule::Admission) {
+                return Route::not_enforced(request, cluster);
+            }
+            Route::placed(placement, identity)
+        }
         ServedBy::Unknown(identity) => Route::Refuse(Refusal::PeerUnknown(identity)),
     }
 }
 
+impl Route {
+    fn local(identity: UpstreamIdentity) -> Self {
+        Self::Local {
+            identity,
+            unmet: RuleSet::EMPTY,
+        }
+    }
+
+    fn not_enforced(request: &RequestInfo<'_>, cluster: &Cluster) -> Self {
+        let kinds = cluster.policies.describe_matching(request);
+        Self::Refuse(Refusal::NotEnforced(kinds))
+    }
+
+    fn placed(placement: Placement, identity: UpstreamIdentity) -> Self {
+        let Placement {
+            peers,
+            local,
+            unmet_by_local,
+            unmet,
+        } = placement;
+        match unmet_by_local.first() {
+            Some(rule) if !peers.is_empty() => Self::Peers(PeerRoute {
+                peers,
+                fallback: local.then_some(identity),
+                rule,
+                unmet,
+                // Another rule may outweigh this one.
+                must_enforce: !local && unmet_by_local.contains(Rule::Admission),
+            }),
+            // If no server serves the request, the local server answers 404.
+            _ => Self::Local { identity, unmet },
+        }
+    }
+}
+
+#[cfg(test)]
+mod properties;
 #[cfg(test)]
 mod tests;

@@ -1,44 +1,46 @@
 //! Start, drain and stop of a bridge.
 
+mod backends;
+mod endpoint_backends;
+
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
+use std::sync::Arc;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use arc_swap::{ArcSwap, ArcSwapOption};
-use http::HeaderValue;
-use skewbridge_http_engine::buffer_budget::BufferBudget;
+use arc_swap::ArcSwap;
 use skewbridge_http_engine::drain::{Drain, DrainTrigger, drain_channel};
 use skewbridge_http_engine::server::ClientTimeouts;
-use skewbridge_k8s_api::forwarding_headers::ViaToken;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use self::backends::{BackendFactory, BackendParts};
+use self::endpoint_backends::EndpointBackends;
+use crate::activity::Activity;
+use crate::admin::secure::SecurePort;
+use crate::admin::status::StatusBoard;
 use crate::admin::{self, Admin};
-use crate::authentication_limit::AuthenticationLimit;
-use crate::cluster_state::{ClusterHandle, ControllerRequests};
-use crate::config::Config;
+use crate::balancer::Backends;
+use crate::balancer::upstream_list::UpstreamList;
+use crate::config::{Config, UpstreamServer};
 use crate::connection_slots::ConnectionSlots;
-use crate::control::{peer_controller, self_test, upstream_probe};
-use crate::discovery_view::CompleteDiscovery;
+use crate::control::peer_controller::{StateDir, StoredRecords};
+use crate::control::vanishing;
 use crate::frontend::listener;
+use crate::frontend::proxy_header::LoadBalancers;
 use crate::frontend::worker::Worker;
-use crate::health::{Health, UpstreamHealth};
+use crate::health::Health;
 use crate::live_config::{Files, LiveConfig, LoadError};
-use crate::local_identity::LocalIdentity;
 use crate::metrics::Metrics;
-use crate::peer_config::{PeeringConfig, PeeringDisabled};
-use crate::self_test::SelfTest;
-use crate::signatures::Signatures;
-use crate::state::GatewayState;
-use crate::streams::Streams;
+use crate::vanishing::ledger::Ledger;
+use crate::vanishing::token_users::UnreviewedCall;
 
 /// Why a bridge does not run.
 #[derive(Debug, thiserror::Error)]
@@ -107,7 +109,7 @@ pub fn run(config: &Config) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    // Before the ports are open: a client that sees an open port may send a signal.
+    // Before the ports are open: a client that detects an open port may send a signal.
     let (mut term, mut int) = {
         let _inside = runtime.enter();
         (
@@ -156,134 +158,150 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         .build()?;
     let metrics = Metrics::new();
     let (files, live) = Files::load(config, metrics.clone())?;
-    let stored = stored_records(config)?;
     let ports = {
         let _inside = control.enter();
         Ports::bind(config)?
     };
     let address = ports.main.local_addr()?;
     let admin_address = ports.admin.local_addr()?;
+    let secure_port = secure_port(config)?;
+    let secure_port_address = secure_port.as_ref().map(SecurePort::local_addr);
+    let admin_secure_address = secure_port_address.transpose()?;
 
     let (drain_trigger, drain) = drain_channel();
     let live = Arc::new(live);
-    let peering_config = PeeringConfig::of(config, &live, address.port());
-    let (cluster_handle, requests, peering_config) = match peering_config {
-        Ok(peering_config) => {
-            let (cluster_handle, requests) = cluster_handle_of(&peering_config);
-            (Ok(cluster_handle), Some(requests), Some(peering_config))
-        }
-        Err(why) => {
-            tracing::warn!(%why, "peering is disabled: all requests go to the local kube-apiserver");
-            (Err(why), None, None)
-        }
-    };
-    metrics.peers().set_peering_enabled(cluster_handle.is_ok());
-    let self_test = Arc::new(SelfTest::default());
-    let bridge = Arc::new(GatewayState {
-        live: live.clone(),
-        metrics: metrics.clone(),
-        drain: drain.clone(),
-        via: ViaToken::new(random()?),
-        upstream_version: ArcSwapOption::empty(),
-        upstream_seen_ready: AtomicBool::new(false),
-        limits: config.limits.clone(),
-        default_host: default_host(config),
-        access_log: config.logs.verbosity >= 2,
-        next_drain_slot: AtomicU8::new(0),
-        peering_unavailable: matches!(&cluster_handle, Err(why) if *why != PeeringDisabled::GateOff),
-        complete_discovery: CompleteDiscovery::of(&config.features),
-        cluster_handle: cluster_handle.as_ref().ok().cloned(),
-        lb_seed: AtomicU64::new(random()?),
-        streams: Streams::new(config),
-        self_test: self_test.clone(),
-        bridge_user: config.upstream.bridge_user.clone(),
-        signatures: Signatures::of(config, metrics.signatures()),
-        guarded_components: config.peers.guarded_components.clone(),
-        logged_components: Mutex::default(),
-        authentication_limit: AuthenticationLimit::of(&config.limits),
-        buffers: buffer_budget(config, &metrics),
-    });
-    let workers = start_workers(config, &bridge)?;
+    let state = open_state_dir(config)?;
+    let (ledger, unreviewed) = Ledger::new(config.admin.watch_target, &metrics);
+    let activity = Arc::new(Activity::default());
+    let shared = (&metrics, &activity);
+    let servers = config.upstream.servers();
+    let mut list = UpstreamList::new(servers.clone(), config.upstream.endpoints.clone());
+    if let Some(state) = &state {
+        list.add_stored(&state.addresses());
+    }
+    let port = address.port();
+    let factory = BackendFactory::new(config, &live, shared, &drain, &ledger, port, state)?;
+    factory.set_servers(&list);
+    let stored: Vec<_> = (list.entries().iter())
+        .map(|entry| factory.stored_records(entry, &Vec::new()))
+        .collect();
+    let mut members = Vec::new();
+    for entry in list.entries() {
+        members.push(factory.build(entry)?);
+    }
+    let all = members.iter().map(|it| it.backend.clone()).collect();
+    let is_balanced = config.upstream.is_balanced();
+    let backends = Backends::new(all, is_balanced, random()?);
+    let backends = backends.ok_or_else(|| io::Error::other("--upstream has no value"))?;
+    let workers = start_workers(config, &backends)?;
     let (stop_reload, stopped) = mpsc::channel();
     let reload = spawn_reload(files, live.clone(), stopped)?;
+    let backend_health = members.iter().map(|it| it.health.clone()).collect();
+    let health_of_backends = Arc::new(ArcSwap::from_pointee(backend_health));
     let health = Health {
         drain: drain.clone(),
-        upstream: Arc::new(ArcSwap::from_pointee(UpstreamHealth::Unknown)),
-        cluster_handle,
-        self_test,
+        backends: health_of_backends.clone(),
+        is_balanced,
         live,
     };
-    tracing::info!(%address, %admin_address, upstream = %default_host(config).to_str().unwrap_or_default(), workers = workers.len(), "serving");
+    let upstream = authorities(&servers);
+    tracing::info!(%address, %admin_address, admin_secure_address = admin_secure_address.map(tracing::field::display), %upstream, workers = workers.len(), "serving");
+    let status = Arc::new(StatusBoard::new(health.clone(), activity, ledger.clone()));
+    let admin = Admin {
+        metrics: metrics.clone(),
+        health,
+        status,
+        guards: config.peers.guards.clone(),
+        flags: Arc::new(config.admin.flags.clone()),
+        ledger,
+    };
+    let (stop_secure_port, stopped) = oneshot::channel();
+    let secure_port = secure_port.map(|port| port.start(admin.clone(), backends.clone(), stopped));
+    let secure_port = secure_port.transpose()?;
     let (drained, on_drained) = oneshot::channel();
     let listen = ListenConfig::of(config, &metrics);
     let (stop_control, stop) = oneshot::channel();
-    let (departed, on_departed) = oneshot::channel();
-    let peering = {
-        let (bridge, upstream) = (bridge.clone(), health.upstream.clone());
-        async move {
-            if let (Some(peering_config), Some(requests)) = (peering_config, requests) {
-                peer_controller::run(bridge, peering_config, upstream, requests, stored, departed)
-                    .await;
-            } else {
-                let _ = departed.send(());
-            }
-        }
-    };
+    let (starting, on_departed) = with_departures(members.into_iter().zip(stored));
+    let endpoints = (config.upstream.endpoints.is_some())
+        .then(|| EndpointBackends::new(list, factory, backends.clone(), health_of_backends));
     let control = std::thread::Builder::new()
         .name("control".to_owned())
         .spawn(move || {
-            // The task ends with the runtime at the latest.
-            control.spawn(peering);
+            let members = Members {
+                backends,
+                starting,
+                endpoints,
+                unreviewed,
+            };
             run_control(
-                &control, ports, &listen, bridge, health, workers, drained, stop,
+                &control, ports, &listen, members, admin, workers, drained, stop,
             );
         })?;
     Ok(Handle {
         address,
         admin_address,
+        admin_secure_address,
         shutdown_delay: config.shutdown.delay,
         drain_timeout: config.shutdown.drain,
         drain_trigger,
         drained: Some(on_drained),
-        departed: Some(on_departed),
+        departed: on_departed,
         stop_control: Some(stop_control),
         stop_reload: Some(stop_reload),
-        threads: vec![control, reload],
+        stop_secure_port: Some(stop_secure_port),
+        threads: [control, reload].into_iter().chain(secure_port).collect(),
     })
 }
 
-fn cluster_handle_of(peering_config: &PeeringConfig) -> (Arc<ClusterHandle>, ControllerRequests) {
-    let mut local = LocalIdentity::new(peering_config.identity.clone(), peering_config.address);
-    local.host = Some(peering_config.hostname.clone());
-    let (mut cluster_handle, requests) = ClusterHandle::new(local);
-    cluster_handle.registry = peering_config.registry_status();
-    (Arc::new(cluster_handle), requests)
+/// The backends with the sender that is notified when each has departed, and the receivers.
+fn with_departures(
+    members: impl Iterator<Item = (BackendParts, StoredRecords)>,
+) -> (Vec<StartingBackend>, Vec<oneshot::Receiver<()>>) {
+    let with_channel = members.map(|(member, stored)| {
+        let (departed, departure) = oneshot::channel();
+        ((member, stored, departed), departure)
+    });
+    with_channel.unzip()
 }
 
-fn buffer_budget(config: &Config, metrics: &Metrics) -> Arc<BufferBudget> {
-    let limits = &config.limits;
-    let buffers = Box::new(metrics.buffers().clone());
-    let stall_timeout = limits.unauthenticated_stall_timeout;
-    BufferBudget::new(limits.max_buffered_bytes, stall_timeout, Some(buffers))
+/// The values of `--upstream`, for the log.
+fn authorities(servers: &[UpstreamServer]) -> String {
+    let authorities: Vec<_> = servers.iter().map(UpstreamServer::authority).collect();
+    authorities.join(",")
 }
 
-fn start_workers(config: &Config, bridge: &Arc<GatewayState>) -> io::Result<Vec<Worker>> {
+/// Opens `--admin-secure-address`.
+fn secure_port(config: &Config) -> Result<Option<SecurePort>, Error> {
+    let Some(address) = config.admin.secure_address else {
+        return Ok(None);
+    };
+    SecurePort::open(|| open_port("--admin-secure-address", address)).map(Some)
+}
+
+fn open_port(flag: &'static str, address: SocketAddr) -> Result<TcpListener, Error> {
+    listener::bind(address).map_err(|cause| Error::Bind {
+        flag,
+        address,
+        cause,
+    })
+}
+
+fn start_workers(config: &Config, backends: &Arc<Backends>) -> io::Result<Vec<Worker>> {
     (0..config.workers.get())
-        .map(|number| Worker::start(number, bridge.clone()))
+        .map(|number| Worker::start(number, backends.clone()))
         .collect()
 }
 
-/// The records that an earlier process of this bridge has stored.
-fn stored_records(config: &Config) -> Result<Option<peer_controller::StoredRecords>, Error> {
+/// `--state-dir`.
+fn open_state_dir(config: &Config) -> Result<Option<StateDir>, Error> {
     let Some(path) = &config.peers.state_dir else {
         return Ok(None);
     };
-    let state = peer_controller::StateDir::open(path).map_err(|cause| Error::StateDir {
+    let state = StateDir::open(path).map_err(|cause| Error::StateDir {
         path: path.clone(),
         cause,
     })?;
-    let records = state.read();
-    Ok(Some(peer_controller::StoredRecords { state, records }))
+    Ok(Some(state))
 }
 
 /// Reloads files when they change, in its own thread.
@@ -306,16 +324,9 @@ struct Ports {
 impl Ports {
     fn bind(config: &Config) -> Result<Self, Error> {
         let main = SocketAddr::new(config.listen.bind_address, config.listen.secure_port);
-        let open = |flag, address| {
-            listener::bind(address).map_err(|cause| Error::Bind {
-                flag,
-                address,
-                cause,
-            })
-        };
         Ok(Self {
-            main: open("--secure-port", main)?,
-            admin: open("--admin-address", config.admin.address)?,
+            main: open_port("--secure-port", main)?,
+            admin: open_port("--admin-address", config.admin.address)?,
         })
     }
 }
@@ -324,19 +335,37 @@ impl Ports {
 struct ListenConfig {
     slots: Arc<ConnectionSlots>,
     timeouts: ClientTimeouts,
+    load_balancers: LoadBalancers,
 }
 
 impl ListenConfig {
     fn of(config: &Config, metrics: &Metrics) -> Self {
         Self {
-            slots: ConnectionSlots::new(&config.limits, metrics.connections().clone()),
+            slots: ConnectionSlots::new(&config.limits, metrics.connections().slots.clone()),
             timeouts: ClientTimeouts {
                 head: config.limits.read_header_timeout,
                 idle: config.limits.idle_timeout,
                 stall: config.limits.stall_timeout,
             },
+            load_balancers: LoadBalancers {
+                networks: config.listen.proxy_protocol_cidrs.clone(),
+                header_timeout: config.limits.handshake_timeout,
+            },
         }
     }
+}
+
+/// A backend, what is stored of its cluster, and the sender for its departure.
+type StartingBackend = (BackendParts, StoredRecords, oneshot::Sender<()>);
+
+/// The servers behind the bridge, which the control thread starts.
+struct Members {
+    backends: Arc<Backends>,
+    starting: Vec<StartingBackend>,
+    /// With `--upstream=endpoints`.
+    endpoints: Option<EndpointBackends>,
+    /// Calls whose users are to be found out.
+    unreviewed: tokio::sync::mpsc::Receiver<Box<UnreviewedCall>>,
 }
 
 /// The interval between two checks whether the drain has ended.
@@ -349,24 +378,44 @@ fn run_control(
     runtime: &Runtime,
     ports: Ports,
     listen: &ListenConfig,
-    bridge: Arc<GatewayState>,
-    health: Health,
+    members: Members,
+    admin: Admin,
     workers: Vec<Worker>,
     drained: oneshot::Sender<()>,
     stop: oneshot::Receiver<()>,
 ) {
+    let Members {
+        backends,
+        starting,
+        endpoints,
+        unreviewed,
+    } = members;
+    let bridge = backends.client_facing().clone();
     let drain: Drain = bridge.drain.clone();
     runtime.block_on(async {
-        let admin = Admin {
-            metrics: bridge.metrics.clone(),
-            health: health.clone(),
-            guarded_components: bridge.guarded_components.clone(),
+        // These tasks end when this future is dropped.
+        let starting = starting.into_iter();
+        let tasks: HashMap<_, _> = starting
+            .map(|(parts, stored, departed)| {
+                let name = parts.health.check_name.clone();
+                (name, parts.spawn(stored, departed))
+            })
+            .collect();
+        let follow_endpoints = async move {
+            if let Some(endpoints) = endpoints {
+                endpoints.run(tasks).await;
+            } else {
+                let _tasks = tasks;
+                std::future::pending::<()>().await;
+            }
         };
+        let fill_ledger = vanishing::run(backends.clone(), admin.ledger.clone(), unreviewed);
+        let status = admin.status.clone();
         let serve_admin = admin::run(ports.admin, admin, listen.timeouts);
-        let test = self_test::run(bridge.clone(), health.upstream.clone());
-        let probe = upstream_probe::run(bridge, health.upstream);
         let serve = async {
-            listener::run(ports.main, &workers, &listen.slots, drain).await;
+            let (slots, load_balancers) = (&listen.slots, &listen.load_balancers);
+            let metrics = &bridge.metrics;
+            listener::run(ports.main, &workers, slots, load_balancers, metrics, drain).await;
             while workers.iter().any(|worker| worker.connections() > 0) {
                 sleep(DRAIN_CHECK_INTERVAL).await;
             }
@@ -376,8 +425,10 @@ fn run_control(
         tokio::select! {
             () = serve => {}
             () = serve_admin => {}
-            () = probe => {}
-            () = test => {}
+            () = status.run() => {}
+            () = backends.clone().follow_readiness() => {}
+            () = follow_endpoints => {}
+            () = fill_ledger => {}
             _ = stop => {}
         }
     });
@@ -391,13 +442,15 @@ fn run_control(
 pub struct Handle {
     address: SocketAddr,
     admin_address: SocketAddr,
+    admin_secure_address: Option<SocketAddr>,
     shutdown_delay: Duration,
     drain_timeout: Duration,
     drain_trigger: DrainTrigger,
     drained: Option<oneshot::Receiver<()>>,
-    departed: Option<oneshot::Receiver<()>>,
+    departed: Vec<oneshot::Receiver<()>>,
     stop_control: Option<oneshot::Sender<()>>,
     stop_reload: Option<mpsc::Sender<()>>,
+    stop_secure_port: Option<oneshot::Sender<()>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -412,13 +465,18 @@ impl Handle {
         self.admin_address
     }
 
+    /// The address for metrics and health checks over TLS, if there is one.
+    pub fn admin_secure_address(&self) -> Option<SocketAddr> {
+        self.admin_secure_address
+    }
+
     /// Shuts the bridge down: it becomes not ready and announces its departure to peers. After the
     /// shutdown delay it accepts no new connections. Then it waits for running requests, up to the
     /// drain timeout.
     pub async fn finish(&mut self) {
         self.drain_trigger.mark_not_ready();
         let begun = Instant::now();
-        if let Some(departed) = self.departed.take() {
+        for departed in self.departed.drain(..) {
             // The departure has its own timeout.
             let _ = departed.await;
         }
@@ -437,21 +495,11 @@ impl Drop for Handle {
     fn drop(&mut self) {
         drop(self.stop_control.take());
         drop(self.stop_reload.take());
+        drop(self.stop_secure_port.take());
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
-}
-
-fn default_host(config: &Config) -> HeaderValue {
-    let upstream = &config.upstream;
-    let host = if upstream.host.contains(':') {
-        format!("[{}]:{}", upstream.host, upstream.port)
-    } else {
-        format!("{}:{}", upstream.host, upstream.port)
-    };
-    // A host that was parsed from a URL is a valid header value.
-    HeaderValue::try_from(host).unwrap_or_else(|_| HeaderValue::from_static("localhost"))
 }
 
 /// A random number, which identifies this bridge in `Via`.

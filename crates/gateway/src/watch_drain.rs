@@ -1,4 +1,4 @@
-//! Ends watches while the bridge drains.
+//! Ends watches while the bridge drains, and watches that another backend is to serve.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,6 +17,8 @@ pub(crate) struct WatchEnd {
     events: EventBoundary,
     /// 0 to 255: the position in the first half of the drain at which this watch ends.
     slot: u8,
+    /// Resolves if the watch ends earlier.
+    moved: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 enum State {
@@ -36,10 +38,24 @@ impl WatchEnd {
             state: State::Waiting(Box::pin(drain.clone().deadline())),
             events: EventBoundary::of(response),
             slot,
+            moved: None,
         }
     }
 
+    /// The watch also ends when this future resolves.
+    pub(crate) fn or_when(mut self, moved: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.moved = Some(Box::pin(moved));
+        self
+    }
+
     fn poll_time(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(moved) = &mut self.moved
+            && moved.as_mut().poll(cx).is_ready()
+        {
+            // Polled again until the watch is between two events.
+            self.moved = Some(Box::pin(std::future::ready(())));
+            return Poll::Ready(());
+        }
         loop {
             match &mut self.state {
                 State::Waiting(deadline) => match deadline.as_mut().poll(cx) {

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 /// A frame of a body.
 #[derive(Clone)]
 pub enum Frame {
-    /// Some bytes.
+    /// A part of the body.
     Data(Bytes),
     /// Fields after the last byte.
     Trailers(HeaderMap),
@@ -52,9 +52,9 @@ pub type PollFrame = Poll<Option<Result<Frame, BodyError>>>;
 pub(crate) fn poll_stream(
     stream: &mut RecvStream,
     cx: &mut Context<'_>,
-    whose: fn(String) -> BodyError,
+    to_error: fn(String) -> BodyError,
 ) -> PollFrame {
-    let failed = |error: h2::Error| Some(Err(whose(error.to_string())));
+    let failed = |error: h2::Error| Some(Err(to_error(error.to_string())));
     match stream.poll_data(cx) {
         Poll::Pending => Poll::Pending,
         Poll::Ready(Some(Ok(data))) => {
@@ -197,12 +197,12 @@ const MAX_BUFFERED_FRAMES: usize = 64;
 const MAX_BUFFERING_TIME: Duration = Duration::from_secs(1);
 
 impl ResponseBody {
-    /// Nothing.
+    /// An empty body.
     pub fn empty() -> Self {
         Self::from(Source::Empty)
     }
 
-    /// These bytes.
+    /// A body of these bytes.
     pub fn full(bytes: Bytes) -> Self {
         Self::from(if bytes.is_empty() {
             Source::Empty
@@ -211,7 +211,7 @@ impl ResponseBody {
         })
     }
 
-    /// Chunks as they are produced.
+    /// A body of chunks, sent as they are produced.
     pub fn generated(producer: impl ChunkProducer + 'static) -> Self {
         Self::from(Source::Generated(Box::new(producer)))
     }
@@ -221,7 +221,7 @@ impl ResponseBody {
         Self::from(Source::Failed(error))
     }
 
-    /// From a connection.
+    /// A body that arrives on a connection.
     pub fn stream(body: impl BodySource + 'static) -> Self {
         Self::from(Source::Stream(Box::new(body)))
     }
@@ -263,7 +263,7 @@ impl ResponseBody {
         while let Some(frame) = poll_fn(|cx| self.poll_frame(cx)).await {
             if let Frame::Data(data) = frame? {
                 if whole.len() + data.len() > limit {
-                    let problem = format!("it is longer than {limit} bytes");
+                    let problem = format!("the body is longer than {limit} bytes");
                     return Err(BodyError::Upstream(problem));
                 }
                 whole.extend_from_slice(&data);
@@ -283,7 +283,7 @@ impl ResponseBody {
                 text.extend_from_slice(data);
             }
         }
-        text.windows(words.len()).any(|it| it == words)
+        text.windows(words.len()).any(|window| window == words)
     }
 
     /// The next frame.
@@ -409,7 +409,7 @@ mod tests {
         while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
             match frame.unwrap() {
                 Frame::Data(data) => all.push(data),
-                Frame::Trailers(_) => panic!("there are none"),
+                Frame::Trailers(_) => panic!("the body has no trailers"),
             }
         }
         assert!(body.is_done());

@@ -51,7 +51,7 @@ impl Drain {
         drain_channel().1
     }
 
-    /// Whether new clients should go elsewhere.
+    /// Whether the process reports that it is not ready, so that new clients use another one.
     pub fn is_not_ready(&self) -> bool {
         *self.0.borrow() != Phase::Serving
     }
@@ -61,7 +61,7 @@ impl Drain {
         matches!(*self.0.borrow(), Phase::Draining { .. })
     }
 
-    /// Waits until new clients should go elsewhere.
+    /// Waits until the process reports that it is not ready.
     pub async fn not_ready(&mut self) {
         if self
             .0
@@ -77,12 +77,12 @@ impl Drain {
     pub async fn draining(&mut self) {
         let draining = |phase: &Phase| matches!(phase, Phase::Draining { .. });
         if self.0.wait_for(draining).await.is_err() {
-            // The trigger is gone: the drain never begins.
+            // The trigger was dropped: the drain never begins.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Waits for the drain to begin, and gives its end.
+    /// Waits for the drain to begin, and returns its deadline.
     pub async fn deadline(mut self) -> Instant {
         loop {
             if let Phase::Draining { deadline } = *self.0.borrow_and_update() {
@@ -100,13 +100,13 @@ impl Drain {
 pub struct InFlight(Arc<()>);
 
 impl InFlight {
-    /// One more, until it is dropped.
+    /// Counts one more request until the guard is dropped.
     #[must_use]
     pub fn guard(&self) -> Self {
         self.clone()
     }
 
-    /// How many there are besides this one.
+    /// The number of guards.
     pub fn count(&self) -> usize {
         Arc::strong_count(&self.0) - 1
     }
@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// Long beside any span here.
+    /// Much longer than the times in these tests.
     const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
     #[tokio::test]

@@ -29,7 +29,7 @@ pub const MAX_JOINED_COOKIE_BYTES: usize = 64 * 1024;
 pub enum HeaderLimit {
     /// The headers that a client has sent are too large: 431.
     RequestTooLarge,
-    /// With what the proxy adds they are too large for the receiver: 431.
+    /// With the headers that the proxy adds, the list is too large for the receiver: 431.
     OutgoingTooLarge,
     /// The joined `Cookie` is too large: 431.
     CookieTooLarge,
@@ -41,12 +41,13 @@ pub enum HeaderLimit {
     ExpansionEnded,
     /// A request was too large to share an HTTP/2 connection, and got its own.
     OwnConnection,
-    /// The same, but there were as many such requests as there may be: 503.
+    /// A request was too large to share an HTTP/2 connection, and the maximum number of such
+    /// requests was in flight: 503.
     OwnConnectionRefused,
 }
 
 impl HeaderLimit {
-    /// All of them.
+    /// All limits.
     pub const ALL: [Self; 8] = [
         Self::RequestTooLarge,
         Self::OutgoingTooLarge,

@@ -20,7 +20,7 @@ const BEGINNING: &[u8] = b"HTTP/1.";
 
 /// Why there is no tunnel.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
+pub enum TunnelError {
     /// The connection to the proxy failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -38,10 +38,10 @@ pub enum ConnectError {
 /// Why a response is not HTTP/1.1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
-    /// It is another protocol.
+    /// The response is of another protocol.
     #[error("it does not begin with HTTP/1.")]
     NotHttp1,
-    /// Its head does not end.
+    /// Its head exceeds the maximum size.
     #[error("its head is longer than {MAX_HEAD_BYTES} bytes")]
     TooLong,
     /// Its head is malformed.
@@ -56,7 +56,7 @@ pub async fn http_connect(
     io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     to: &str,
     proxy_authorization: Option<&[u8]>,
-) -> Result<BytesMut, ConnectError> {
+) -> Result<BytesMut, TunnelError> {
     let mut request = BytesMut::from(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n").as_str());
     if let Some(authorization) = proxy_authorization {
         request.extend_from_slice(b"Proxy-Authorization: ");
@@ -71,11 +71,11 @@ pub async fn http_connect(
         match response.parse()? {
             None => {}
             Some((StatusCode::OK, rest)) => return Ok(rest),
-            Some((status, _)) => return Err(ConnectError::Refused(status)),
+            Some((status, _)) => return Err(TunnelError::Refused(status)),
         }
         response.bytes.reserve(READ_CHUNK_BYTES);
         if io.read_buf(&mut response.bytes).await? == 0 {
-            return Err(ConnectError::Closed);
+            return Err(TunnelError::Closed);
         }
     }
 }
@@ -219,12 +219,12 @@ mod tests {
     async fn exchange(
         authorization: Option<&[u8]>,
         response: &[u8],
-    ) -> (String, Result<BytesMut, ConnectError>) {
-        let (mut ours, mut proxy) = duplex(4096);
+    ) -> (String, Result<BytesMut, TunnelError>) {
+        let (mut client, mut proxy) = duplex(4096);
         proxy.write_all(response).await.unwrap();
         proxy.shutdown().await.unwrap();
-        let result = http_connect(&mut ours, "k.example:6443", authorization).await;
-        drop(ours);
+        let result = http_connect(&mut client, "k.example:6443", authorization).await;
+        drop(client);
         let mut request = String::new();
         proxy.read_to_string(&mut request).await.unwrap();
         (request, result)
@@ -244,15 +244,15 @@ mod tests {
     async fn a_refusal_is_distinguished_from_a_closed_connection() {
         let (_, result) = exchange(None, b"HTTP/1.1 407 Who?\r\n\r\n").await;
         let status = StatusCode::PROXY_AUTHENTICATION_REQUIRED;
-        assert!(matches!(result, Err(ConnectError::Refused(found)) if found == status));
+        assert!(matches!(result, Err(TunnelError::Refused(found)) if found == status));
         for part in [&b""[..], b"HTTP/1.1 200 OK\r\n"] {
             let (_, result) = exchange(None, part).await;
-            assert!(matches!(result, Err(ConnectError::Closed)), "{result:?}");
+            assert!(matches!(result, Err(TunnelError::Closed)), "{result:?}");
         }
         let (_, result) = exchange(None, b"SSH-2.0-OpenSSH_9.6\r\n").await;
         assert!(matches!(
             result,
-            Err(ConnectError::InvalidResponse(InvalidResponse::NotHttp1))
+            Err(TunnelError::InvalidResponse(InvalidResponse::NotHttp1))
         ));
     }
 }

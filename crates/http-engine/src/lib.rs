@@ -14,6 +14,30 @@
 //! The traits are the extension points: opening connections, metrics and logs, client
 //! authentication. The gateway, `exec-proxy`, `skewbridge run`, the client and the fake cluster use
 //! it.
+//!
+//! ```
+//! use http::{Request, Response};
+//! use skewbridge_http_engine::body::{RequestBody, ResponseBody};
+//! use skewbridge_http_engine::drain::Drain;
+//! use skewbridge_http_engine::server::{ClientIo, ClientResponse, ClientTimeouts, Service, h1};
+//!
+//! /// Answers each request with its path.
+//! #[derive(Clone)]
+//! struct Echo;
+//!
+//! impl Service for Echo {
+//!     type Record = ();
+//!
+//!     async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
+//!         let path = request.uri().path().to_owned();
+//!         ClientResponse::new(Response::new(ResponseBody::full(path.into())))
+//!     }
+//! }
+//!
+//! async fn connection(tcp: tokio::net::TcpStream, timeouts: ClientTimeouts) {
+//!     h1::serve(ClientIo::Plain(tcp), Echo, timeouts, Drain::never()).await;
+//! }
+//! ```
 
 pub mod body;
 pub mod buffer_budget;

@@ -29,8 +29,8 @@ pub enum Direction {
     ToClient,
 }
 
-/// Copies until both directions have ended. `count` is called with the bytes that were passed on.
-/// If a stream breaks, the client's connection is still to be closed ([`CutTunnel::close`]).
+/// Copies until both directions have ended. `count` is called with the number of forwarded bytes.
+/// If a stream breaks, the caller must still close the client's connection ([`CutTunnel::close`]).
 ///
 /// A half-close is forwarded: exec's stdin ends long before its output. A server that no longer reads may
 /// still send (a command that exits before its stdin ends): further input is discarded, and the rest of the
@@ -92,12 +92,12 @@ pub async fn relay<Io: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// The client of a tunnel that was cut.
-#[must_use = "the client has to learn that the tunnel was cut"]
+#[must_use = "the client's connection must be closed, so that the client detects the cut"]
 pub struct CutTunnel(Rewind<ClientIo>);
 
 impl CutTunnel {
-    /// Ends the client's connection behind all that came from the server, without a clean end of
-    /// TLS.
+    /// Closes the client's connection after all bytes that came from the server, without
+    /// `close_notify`.
     pub async fn close(self) {
         let Self(mut client) = self;
         let _ = timeout(LINGER_TIMEOUT, async {
@@ -115,7 +115,7 @@ impl std::fmt::Debug for CutTunnel {
     }
 }
 
-/// Which end of a direction has failed.
+/// The end of a direction that failed.
 enum CopyError {
     Read(io::Error),
     Write(io::Error),

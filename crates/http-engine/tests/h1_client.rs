@@ -18,11 +18,11 @@ use skewbridge_testkit::TEST_TIMEOUT;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::time::timeout;
 
-/// Keeps nothing.
+/// Drops returned connections.
 #[derive(Debug)]
-struct NoHome;
+struct DiscardConnections;
 
-impl<Io: Send> ConnectionReturn<Io> for NoHome {
+impl<Io: Send> ConnectionReturn<Io> for DiscardConnections {
     fn return_connection(&self, _: H1Connection<Io>) {}
 }
 
@@ -36,7 +36,7 @@ fn replay(body: RequestBody) -> ReplayBody {
     ReplayBody::new(body, Arc::new(()), RetryClass::OnlyIfUnsent)
 }
 
-/// A body that comes as a whole once the response has begun.
+/// A body that is complete as soon as the response has begun.
 #[derive(Debug)]
 struct LateBody {
     response_begun: Arc<AtomicBool>,
@@ -87,7 +87,7 @@ async fn the_end_of_a_request_body_is_sent_while_the_response_is_read() {
     let mut request = replay(RequestBody::Stream(Box::new(body)));
     let connection = H1Connection::new(io, None, None);
     let head = post(LENGTH);
-    let sent = connection.send(&head, &mut request, Arc::new(NoHome));
+    let sent = connection.send(&head, &mut request, Arc::new(DiscardConnections));
     let response = timeout(TEST_TIMEOUT, sent).await.unwrap().unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     response_begun.store(true, Ordering::Relaxed);
@@ -156,7 +156,7 @@ async fn a_failed_write_may_have_been_processed_unless_it_was_a_part_of_one_tls_
         let connection = H1Connection::new(FailingWrites(accepted), None, None);
         let mut body = replay(RequestBody::from(Bytes::from(vec![b'x'; length])));
         let head = post(length);
-        let error = connection.send(&head, &mut body, Arc::new(NoHome));
+        let error = connection.send(&head, &mut body, Arc::new(DiscardConnections));
         let Err(error) = error.await else {
             panic!("a response");
         };

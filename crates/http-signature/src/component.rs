@@ -165,14 +165,14 @@ fn derived_component(name: &str, item: &Item) -> Result<Component, &'static str>
         "path" => Component::Path,
         "query" => Component::Query,
         "signature-params" => return Err("it is always covered, and never listed"),
-        "status" => return Err("a request has none"),
+        "status" => return Err("requests do not have it"),
         _ => return Err("it is not known"),
     })
 }
 
 fn field(name: &str, item: &Item) -> Result<Component, &'static str> {
     let Ok(name) = HeaderName::from_lowercase(name.as_bytes()) else {
-        return Err("it is no header's name in lower case");
+        return Err("it is not a header name in lower case");
     };
     let (mut strict, mut bytes, mut key) = (false, false, None);
     for (parameter, value) in &item.params {
@@ -180,7 +180,7 @@ fn field(name: &str, item: &Item) -> Result<Component, &'static str> {
             ("sf", BareItem::Boolean(true)) => strict = true,
             ("bs", BareItem::Boolean(true)) => bytes = true,
             ("key", BareItem::String(of)) => key = Some(of.as_str().to_owned()),
-            ("req", _) => return Err("a request belongs to no other request"),
+            ("req", _) => return Err("the parameter req is for responses only"),
             ("tr", _) => return Err("trailers are not covered"),
             _ => return Err("it has a parameter that is not known"),
         }
@@ -272,10 +272,10 @@ fn field_value(
         FieldForm::Strict => strict(&lines.join(&b", "[..]), FieldType::of(name)),
         FieldForm::Key(key) => {
             let dictionary = parse_dictionary(&lines.join(&b", "[..]));
-            let dictionary = dictionary.map_err(|_| "it is no dictionary")?;
+            let dictionary = dictionary.map_err(|_| "it is not a dictionary")?;
             let member = dictionary
                 .get(key.as_str())
-                .ok_or("it has no such member")?;
+                .ok_or("the dictionary does not have this member")?;
             Ok(serialize_member(member))
         }
     }
@@ -305,7 +305,7 @@ fn strict(text: &[u8], kind: Option<FieldType>) -> Result<String, &'static str> 
         Some(FieldType::List) => parse_list(text).map(|it| serialize(&it)),
         Some(FieldType::Dictionary) => parse_dictionary(text).map(|it| serialize(&it)),
     };
-    written.map_err(|_| "it is no structured field")
+    written.map_err(|_| "it is not a structured field")
 }
 
 #[cfg(test)]

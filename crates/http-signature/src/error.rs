@@ -17,7 +17,7 @@ pub enum Error {
         /// The reason.
         cause: &'static str,
     },
-    /// A header is no structured field.
+    /// A header is not a structured field.
     #[error("{field}: {cause}")]
     Field {
         /// The header.

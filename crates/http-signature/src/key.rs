@@ -189,7 +189,7 @@ impl VerifyingKey {
                 let problem = "it is a private key: only the public one belongs here";
                 return Err(Error::Key(problem.to_owned()));
             }
-            _ => return Err(Error::Key("it is no public key".to_owned())),
+            _ => return Err(Error::Key("it is not a public key".to_owned())),
         }
         Self::from_der(algorithm, &der)
     }
@@ -198,10 +198,11 @@ impl VerifyingKey {
     pub fn from_der(algorithm: Algorithm, der: &[u8]) -> Result<Self, Error> {
         let Some(verification) = algorithm.verification() else {
             let name = algorithm.as_str();
-            return Err(Error::Key(format!("{name} has a secret, no public key")));
+            return Err(Error::Key(format!("{name} has a secret, not a public key")));
         };
-        let key = ParsedPublicKey::new(verification, der)
-            .map_err(|_| Error::Key(format!("it is no public key for {}", algorithm.as_str())))?;
+        let key = ParsedPublicKey::new(verification, der).map_err(|_| {
+            Error::Key(format!("it is not a public key for {}", algorithm.as_str()))
+        })?;
         Ok(Self {
             algorithm,
             key: Verifying::Public(key),

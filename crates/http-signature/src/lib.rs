@@ -1,11 +1,10 @@
 //! HTTP Message Signatures (RFC 9421) over requests, with Content-Digest (RFC 9530).
 //!
-//! All of it is functions over plain data: a [`Request`] as it is on the wire, the time and a
-//! nonce in, headers or a verdict out. [`Signer`] returns the headers to set, [`Verifier`]
-//! checks those of a request: [`component`] determines the value of each covered component,
-//! [`base`] builds the signature base, [`key`] signs and verifies, [`digest`] binds the body to
-//! the head, [`replay`] remembers accepted signatures, and [`structured`] is the syntax of the
-//! headers.
+//! All of it is functions over plain data: a [`Request`] as it is on the wire, the time and a nonce
+//! in, headers or a verdict out. [`Signer`] returns the headers to set, [`Verifier`] checks those
+//! of a request: [`component`] determines the value of each covered component, [`base`] builds the
+//! signature base, [`key`] signs and verifies, [`digest`] binds the body to the head, [`replay`]
+//! stores accepted signatures, and [`structured`] is the syntax of the headers.
 //!
 //! ```
 //! use http::{HeaderMap, Method};

@@ -1,4 +1,4 @@
-//! Remembers accepted signatures until they would be refused because they have expired.
+//! Stores accepted signatures until they would be refused because they have expired.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -99,7 +99,7 @@ impl ReplayCache {
         self.seen.is_empty()
     }
 
-    /// Remembers a signature until this second, if it is new. Times are in seconds since 1970.
+    /// Stores a signature until this second, if it is new. Times are in seconds since 1970.
     pub fn insert(&mut self, fingerprint: Fingerprint, until: u64, now: u64) -> ReplayCheck {
         self.evict_expired(now);
         if self.seen.contains(&fingerprint.signature) {

@@ -15,7 +15,7 @@ use super::{SignatureInput, SigningKey};
 use crate::structured::{BareItem, ListEntry, parse_dictionary, serialize};
 use crate::{Error, Request};
 
-/// The label of our signatures; it has no meaning (RFC 9421, 7.2.5).
+/// The label of signatures that are made here; it has no meaning (RFC 9421, 7.2.5).
 const LABEL: &KeyRef = key_ref("sig1");
 
 /// Signs requests with one key.
@@ -172,7 +172,7 @@ fn integer(number: u64) -> Result<BareItem, Error> {
     Ok(integer.into())
 }
 
-/// The header with a further member. Signatures of others are kept.
+/// The header with a further member. Existing signatures are kept.
 fn joined(
     headers: &HeaderMap,
     name: HeaderName,
@@ -184,13 +184,13 @@ fn joined(
         .map(HeaderValue::as_bytes)
         .collect();
     let mut dictionary = parse_dictionary(&lines.join(&b", "[..]))
-        .map_err(|_| Error::Request("it has a signature already that cannot be read"))?;
+        .map_err(|_| Error::Request("it has a signature already, which cannot be parsed"))?;
     if dictionary.get(LABEL).is_some() {
         return Err(Error::Request("it has a signature already"));
     }
     dictionary.insert(LABEL.to_owned(), member);
     let value = HeaderValue::try_from(serialize(&dictionary));
-    let value = value.map_err(|_| Error::Request("its signature is no header"))?;
+    let value = value.map_err(|_| Error::Request("its signature is not a valid header value"))?;
     Ok((name, value))
 }
 

@@ -30,9 +30,9 @@ pub struct Window {
     pub max_age: u32,
     /// Seconds by which clocks may differ.
     pub skew: u32,
-    /// Since when accepted signatures are remembered, in seconds since 1970. A signature that was
-    /// created before, or later by less than the skew of clocks, may have been accepted by a
-    /// previous process: it is unknown whether it is new.
+    /// The time from which on accepted signatures are remembered, in seconds since 1970. A
+    /// signature that was created before, or later by less than the skew of clocks, may have been
+    /// accepted by a previous process: it is unknown whether it is new.
     pub since: u64,
 }
 
@@ -43,7 +43,7 @@ pub struct Verified {
     pub key_id: String,
     /// Identifies the signature in the replay cache.
     pub fingerprint: Fingerprint,
-    /// Until when the signature has to be remembered, in seconds since 1970.
+    /// The time until which the signature has to be remembered, in seconds since 1970.
     pub until: u64,
     /// The digests that the body must have; `None` if there is no body.
     pub digest: Option<ExpectedDigest>,
@@ -104,16 +104,16 @@ impl VerifyError {
             Self::UnknownKey => "the request is signed with a key that is not known here",
             Self::Ambiguous => "the request has several signatures of keys that are known here",
             Self::NotCovered => {
-                "the request's signature does not cover all that it has to: \
+                "the request's signature does not cover all required components: \
                  @method, @authority, @path, @query, content-digest, content-type and \
                  content-encoding of a body, and impersonation headers"
             }
             Self::WrongAuthority => "the request is signed for another server",
-            Self::Expired => "the request's signature has run out",
+            Self::Expired => "the request's signature has expired",
             Self::NotYetValid => "the request's signature was made in the future: clocks differ",
             Self::BeforeStart => {
-                "the request was signed before this server started, or too shortly after to \
-                 tell by clocks: it has to be signed again"
+                "the request was signed before this server started, or so shortly after that \
+                 clock differences matter: it has to be signed again"
             }
             Self::Mismatch => "the request's signature does not match the request and its key",
             Self::Replayed => "the request's signature has been used before",
@@ -199,9 +199,9 @@ impl Verifier {
 /// Whether a request has a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HasBody {
-    /// It has one.
+    /// The request has a body.
     Yes,
-    /// It has none.
+    /// The request has no body.
     No,
 }
 

@@ -63,8 +63,8 @@ pub fn sorted_accept(headers: &HeaderMap) -> Option<Vec<MediaRange<'_>>> {
         .split(',')
         .filter_map(MediaRange::parse_goautoneg)
         .collect();
-    // An insertion sort with a comparison that is not a total order, as in goautoneg, the
-    // library that kube-apiserver uses: another sort would let other ranges win.
+    // An insertion sort with a comparison that is not a total order, as in goautoneg, the library
+    // that kube-apiserver uses: another sort would select other ranges.
     for place in 1..ranges.len() {
         let mut at = place;
         while at > 0 && ranges[at].sorts_before(&ranges[at - 1]) {

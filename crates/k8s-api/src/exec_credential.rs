@@ -107,7 +107,7 @@ pub struct ProxyConfig {
     pub certificate_authority_data: Vec<u8>,
 }
 
-/// Why a document is invalid. Contains nothing of the document except kind and version.
+/// Why a document is invalid. Contains no part of the document except kind and version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {

@@ -208,6 +208,21 @@ pub fn set_forwarded_headers(headers: &mut HeaderMap, client: IpAddr) -> Forward
     hops
 }
 
+/// How the pseudonym of every bridge begins.
+const BRIDGE_PSEUDONYM_PREFIX: &[u8] = b"skewbridge-";
+
+/// Whether a bridge has forwarded the request. Clients can forge `Via`: the answer is only valid for
+/// requests of an authenticated peer or front proxy.
+pub fn has_passed_bridge(headers: &HeaderMap) -> bool {
+    pseudonyms(headers).any(|by| by.starts_with(BRIDGE_PSEUDONYM_PREFIX))
+}
+
+/// The proxies that have forwarded the request.
+fn pseudonyms(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let hops = headers.get_all(VIA).iter().flat_map(tokens);
+    hops.filter_map(|hop| hop.split(u8::is_ascii_whitespace).nth(1))
+}
+
 /// The `Via` entry with which a bridge marks requests, to detect its own (RFC 9110, 7.6.3).
 #[derive(Debug, Clone)]
 pub struct ViaToken {
@@ -251,12 +266,7 @@ impl ViaToken {
 
     /// Whether the request carries this token.
     pub fn is_present(&self, headers: &HeaderMap) -> bool {
-        headers
-            .get_all(VIA)
-            .iter()
-            .flat_map(tokens)
-            .filter_map(|hop| hop.split(u8::is_ascii_whitespace).nth(1))
-            .any(|by| by == self.pseudonym.as_bytes())
+        pseudonyms(headers).any(|by| by == self.pseudonym.as_bytes())
     }
 }
 
@@ -453,6 +463,23 @@ mod tests {
         assert!(mine.is_present(&map));
         assert!(!other.is_present(&map));
         assert!(!mine.is_present(&headers(&[("via", "skewbridge-0000000000000001")])));
+    }
+
+    #[test]
+    fn every_bridge_is_detected_by_its_via_token() {
+        for (via, expected) in [
+            (None, false),
+            (Some("1.1 proxy, 1.0 fred (x)"), false),
+            (Some("1.1 proxy, 2 skewbridge-00000000000000aa"), true),
+            (Some("1.1 skewbridge"), false),
+            (Some("skewbridge-00000000000000aa"), false),
+        ] {
+            let fields: Vec<_> = via.iter().map(|value| ("via", *value)).collect();
+            assert_eq!(has_passed_bridge(&headers(&fields)), expected, "{via:?}");
+        }
+        let mut map = HeaderMap::new();
+        ViaToken::new(7).add(&mut map, Version::HTTP_11);
+        assert!(has_passed_bridge(&map));
     }
 
     /// Header names that an attacker might send.

@@ -96,9 +96,9 @@ impl IdentityHeaders {
             .find_map(|prefix| name.as_str().strip_prefix(prefix.as_str()))
     }
 
-    /// Removes every header that could be taken for an identity: the configured names, and
-    /// the default `X-Remote-*` names because the upstream may trust those too. Names are
-    /// matched in any spelling.
+    /// Removes every header that could be interpreted as an identity: the configured names, and the
+    /// default `X-Remote-*` names because the upstream may trust those too. Names are matched in
+    /// any spelling.
     pub fn remove(&self, headers: &mut HeaderMap) {
         if !headers.keys().any(|name| self.is_identity_header(name)) {
             return;
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_that_is_not_utf_8_is_nobodys() {
+    fn an_identity_that_is_not_utf_8_is_ignored() {
         let mut map = HeaderMap::new();
         map.insert(
             "x-remote-user",

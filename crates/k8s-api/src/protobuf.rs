@@ -113,7 +113,7 @@ impl Field<'_> {
 #[derive(Debug, Clone)]
 pub struct Fields<'a>(&'a [u8]);
 
-/// The bytes end inside of a field, or are no field.
+/// The bytes end inside of a field, or are not a field.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DecodeError;
 
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_that_we_do_not_use_are_passed_over() {
+    fn unused_fields_are_skipped() {
         let fixed = [
             [9, 1, 2, 3, 4, 5, 6, 7, 8].as_slice(),
             &[0x15, 1, 2, 3, 4],
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_messages_are_refused() {
+    fn malformed_messages_are_refused() {
         for bytes in [
             &[0x0a][..],
             &[0x0a, 1],
@@ -260,7 +260,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(value: i64, bytes: Vec<u8>, one in 1_u8..16, two in 1_u8..16) {
+        fn encoded_messages_are_decoded_unchanged(
+            value: i64,
+            bytes: Vec<u8>,
+            one in 1_u8..16,
+            two in 1_u8..16,
+        ) {
             let written = Writer::default().number(one, value).bytes(two, &bytes).finish();
             let fields: Result<Vec<_>, _> = Fields::of(&written).collect();
             prop_assert_eq!(fields, Ok(vec![

@@ -1,4 +1,4 @@
-//! What a request asks for, by kube-apiserver's rules (`RequestInfo`).
+//! The attributes of a request, parsed by kube-apiserver's rules (`RequestInfo`).
 //!
 //! kube-apiserver splits the decoded path (Go's `URL.Path`) at every slash, including slashes
 //! that were sent as `%2F`. This parser does the same: a routing decision has to be based on
@@ -38,7 +38,7 @@ impl<'a> DecodedPath<'a> {
     }
 }
 
-/// What a request asks for.
+/// The attributes of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestInfo<'a> {
     /// Whether it is a resource request.
@@ -72,7 +72,7 @@ pub enum Kind {
 
 /// The verb, as in RBAC. The set is closed because it is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // their names say it
+#[allow(missing_docs)] // the names of the variants describe them
 pub enum Verb {
     Get,
     List,

@@ -33,6 +33,11 @@ const HTTP_DATE: StaticFormatDescription = format_description!(
     "[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT"
 );
 
+/// `UnixDate` of Go, in UTC.
+const UNIX_DATE: StaticFormatDescription = format_description!(
+    "[weekday repr:short] [month repr:short] [day padding:space] [hour]:[minute]:[second] UTC [year]"
+);
+
 /// ISO 8601, basic.
 const ISO_8601_BASIC: StaticFormatDescription =
     format_description!("[year][month][day]T[hour][minute][second]Z");
@@ -163,9 +168,31 @@ impl FromStr for MicroTime {
     }
 }
 
+/// Seconds since 1970 of `Sun, 06 Nov 1994 08:49:37 GMT`, the only form that servers send.
+pub fn parse_http_date(text: &str) -> Option<u64> {
+    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    let (_, rest) = text.trim().split_once(", ")?;
+    let mut words = rest.split(' ');
+    let (day, month, year) = (words.next()?, words.next()?, words.next()?);
+    let (clock, zone) = (words.next()?, words.next()?);
+    let is_month = |at: &usize| month.len() == 3 && at.is_multiple_of(3);
+    let month = MONTHS.find(month).filter(is_month)? / 3 + 1;
+    if zone != "GMT" || words.next().is_some() {
+        return None;
+    }
+    let text = format!("{year}-{month:02}-{day:0>2}T{clock}Z");
+    let time: MicroTime = text.parse().ok()?;
+    u64::try_from(time.micros / MICROS_PER_SECOND).ok()
+}
+
 /// `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110, 5.6.7), of seconds since 1970.
 pub fn http_date(seconds: u64) -> String {
     format(seconds, HTTP_DATE)
+}
+
+/// `Sun Nov  6 08:49:37 UTC 1994`, as Go's `time.UnixDate`, of seconds since 1970.
+pub fn unix_date(seconds: u64) -> String {
+    format(seconds, UNIX_DATE)
 }
 
 /// `20150830T123600Z` (ISO 8601, basic), of seconds since 1970.

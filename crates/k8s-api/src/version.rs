@@ -19,6 +19,23 @@ pub struct Version {
 #[error("{0:?} is not a Kubernetes version such as v1.34.4")]
 pub struct ParseVersionError(String);
 
+/// The maximum length of a suffix: many times that of any distribution.
+const MAX_SUFFIX_BYTES: usize = 128;
+
+/// What follows the numbers in a `gitVersion`: the pre-release, the build, or both (`-beta.0+k3s1`).
+/// Empty for a release of Kubernetes. Servers with different suffixes may have different APIs.
+pub fn suffix(git_version: &str) -> &str {
+    let start = git_version.find(['-', '+']).unwrap_or(git_version.len());
+    let suffix = &git_version[start..];
+    match suffix
+        .char_indices()
+        .find(|(at, _)| *at >= MAX_SUFFIX_BYTES)
+    {
+        Some((end, _)) => &suffix[..end],
+        None => suffix,
+    }
+}
+
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
@@ -74,6 +91,21 @@ mod tests {
         ] {
             assert!(version(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn the_suffix_distinguishes_pre_releases_and_builds() {
+        for (text, expected) in [
+            ("v1.36.0", ""),
+            ("v1.36.0-beta.0", "-beta.0"),
+            ("v1.36.0-alpha.1.12+abc", "-alpha.1.12+abc"),
+            ("v1.28.15+k3s1", "+k3s1"),
+            ("1.36.0-rc.1", "-rc.1"),
+            ("", ""),
+        ] {
+            assert_eq!(suffix(text), expected, "{text}");
+        }
+        assert_eq!(suffix(&format!("v1.2.3-{}", "é".repeat(200))).len(), 129);
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub enum Error {
     /// unknown.
     #[error("the response cannot be parsed as an index of OpenAPI documents: {0}")]
     Index(#[source] serde_json::Error),
-    /// A document is no valid JSON. The other documents can be merged without it.
+    /// A document is not valid JSON. The other documents can be merged without it.
     #[error("the OpenAPI document of {of} cannot be parsed: {source}")]
     Json {
         /// The server of the document.
@@ -26,7 +26,7 @@ pub enum Error {
         /// The parse error.
         source: serde_json::Error,
     },
-    /// A document is no valid protobuf. The other documents can be merged without it.
+    /// A document is not valid protobuf. The other documents can be merged without it.
     #[error("the OpenAPI document of {of} cannot be parsed: {cause}")]
     Protobuf {
         /// The server of the document.
@@ -36,7 +36,7 @@ pub enum Error {
     },
 }
 
-/// Why bytes are no valid protobuf document.
+/// Why bytes are not a valid protobuf document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// They end inside a field, or are no field.

@@ -55,7 +55,7 @@ fn with_server(server: Server) -> impl Fn(serde_json::Error) -> Error {
 }
 
 /// The documents of others, parsed as far as the local server's.
-type Others<'a> = [(Server, Vec<Member<'a>>)];
+type OtherServers<'a> = [(Server, Vec<Member<'a>>)];
 
 struct Merge<'t, T> {
     spec: Spec,
@@ -75,7 +75,7 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
         &self,
         fields: &[Field],
         local: Vec<Member<'a>>,
-        others: &Others<'a>,
+        others: &OtherServers<'a>,
     ) -> Result<Option<Value<'a>>, Error> {
         let mut changed = Vec::new();
         for field in fields {

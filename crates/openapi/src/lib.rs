@@ -1,5 +1,5 @@
 //! The OpenAPI documents that kube-apiservers publish at `/openapi`, without I/O: merges those
-//! of several servers, so that a client of one server also sees what only another one serves.
+//! of several servers, so that a client of one server also gets what only another one serves.
 //!
 //! The index of `/openapi/v3` is merged first. It lists the sources of each entry, without
 //! needing the documents themselves:

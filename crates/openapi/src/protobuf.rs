@@ -42,7 +42,7 @@ fn with_server(server: Server) -> impl Fn(DecodeError) -> Error {
 }
 
 /// The fields of messages of other servers.
-type Others<'a> = [(Server, Vec<Field<'a>>)];
+type OtherServers<'a> = [(Server, Vec<Field<'a>>)];
 
 struct Merge<'t, T> {
     spec: Spec,
@@ -55,7 +55,7 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
         &self,
         known: &[spec::Field],
         local: &[Field<'a>],
-        others: &Others<'a>,
+        others: &OtherServers<'a>,
     ) -> Result<Option<Chunks<'a>>, Error> {
         let mut changed = BTreeMap::new();
         for field in known {
@@ -91,7 +91,7 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
     fn paths<'a>(
         &self,
         local: &[Field<'a>],
-        others: &Others<'a>,
+        others: &OtherServers<'a>,
     ) -> Result<Option<Chunks<'a>>, Error> {
         let number = self.spec.path_number();
         let mut paths = BTreeMap::new();
@@ -134,7 +134,7 @@ const NAME: u32 = 1;
 /// The field number of the value of an entry.
 const VALUE: u32 = 2;
 
-fn names<'a>(local: &[Field<'a>], others: &Others<'a>) -> Result<Option<Chunks<'a>>, Error> {
+fn names<'a>(local: &[Field<'a>], others: &OtherServers<'a>) -> Result<Option<Chunks<'a>>, Error> {
     let mut names = BTreeMap::new();
     for entry in map_entries(ENTRY, local).map_err(with_server(Server::Local))? {
         names.insert(entry.name, entry.raw);
@@ -157,7 +157,7 @@ fn names<'a>(local: &[Field<'a>], others: &Others<'a>) -> Result<Option<Chunks<'
 fn tags<'a>(
     number: u32,
     local: &[Field<'a>],
-    others: &Others<'a>,
+    others: &OtherServers<'a>,
 ) -> Result<Option<Chunks<'a>>, Error> {
     let mut known = BTreeSet::new();
     let mut tags = Chunks::new();

@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -9,8 +10,9 @@ use aws_lc_rs::digest::{SHA256, digest};
 
 use crate::Error;
 
-/// The name of an identity Lease, which is the name of its kube-apiserver.
-/// Cheap to clone.
+/// The name of an identity Lease, which is the name of its kube-apiserver; or the address of a
+/// kube-apiserver whose Lease is not known. The two cannot be confused: an address with its port
+/// is never the name of a Lease. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity(Arc<str>);
 
@@ -49,6 +51,25 @@ impl Identity {
         } else {
             Err(Error::Identity(name.to_owned()))
         }
+    }
+
+    /// The identity of a kube-apiserver of which only the address is known.
+    pub fn of_address(address: SocketAddr) -> Self {
+        Self(address.to_string().into())
+    }
+
+    /// The identity with this name: that of a Lease, or of an address.
+    pub(crate) fn stored(name: &str) -> Result<Self, Error> {
+        match name.parse() {
+            Ok(address) => Ok(Self::of_address(address)),
+            Err(_) => Self::named(name),
+        }
+    }
+
+    /// The address, if the identity is that of an address and not of a Lease.
+    pub fn address(&self) -> Option<SocketAddr> {
+        // The name of a Lease has no colon.
+        self.0.contains(':').then(|| self.0.parse().ok())?
     }
 
     /// The name.
@@ -125,6 +146,22 @@ fn base32(bytes: &[u8], out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_identity_of_an_address_is_not_the_name_of_a_lease() {
+        for text in ["10.0.0.1:6443", "[fd00::1]:6443"] {
+            let identity = Identity::of_address(text.parse().unwrap());
+            assert_eq!(identity.as_str(), text);
+            assert_eq!(identity.address(), text.parse().ok());
+            assert_eq!(Identity::stored(text).unwrap(), identity);
+            assert!(Identity::named(text).is_err(), "{text}");
+        }
+        let named = Identity::stored("apiserver-a").unwrap();
+        assert_eq!(named.address(), None);
+        assert_eq!(named, Identity::named("apiserver-a").unwrap());
+        assert!(Identity::stored("10.0.0.1:").is_err());
+        assert!(Identity::stored("../a").is_err());
+    }
 
     #[test]
     fn the_identity_of_a_host_is_the_one_that_kube_apiserver_generates() {

@@ -24,7 +24,7 @@ const RENEWAL_TIMEOUT: Duration = Duration::from_secs(40);
 /// Lease before it creates another.
 const CREATION_DELAY: Duration = Duration::from_secs(10);
 
-/// How many of the bridge's own writes are remembered to recognise them: more than can be in flight
+/// How many of the bridge's own writes are stored to recognise them: more than can be in flight
 /// at once.
 const MAX_REMEMBERED_WRITES: usize = 8;
 

@@ -22,6 +22,8 @@
 //! ```
 
 pub mod address_record;
+pub mod confirmation;
+pub mod endpoint_slice;
 pub mod error;
 pub mod host_time;
 pub mod identity;
@@ -36,10 +38,13 @@ pub mod refresh_schedule;
 pub mod registry;
 pub mod served_apis;
 pub mod served_record;
+pub mod server_addresses;
 pub mod shared_group_versions;
 pub mod watch;
 
 pub use address_record::AddressRecord;
+pub use confirmation::Confirmation;
+pub use endpoint_slice::{EndpointSlice, KubernetesEndpoints};
 pub use error::Error;
 pub use host_time::{HostClock, HostTime};
 pub use identity::Identity;
@@ -48,10 +53,11 @@ pub use lease_controller::{ClockReading, LeaseAction, LeaseController, Upstream,
 pub use peer::{ApiSource, Peer, PeerLookup, PeerRecord, Peers, order_candidates};
 pub use peer_health::{InFlightGuard, PeerHealth};
 pub use peer_name::PeerName;
-pub use peer_table::{LeaseSnapshot, PeerTable};
+pub use peer_table::{LeaseSnapshot, ListedAddresses, PeerTable};
 pub use reachability::{Reachability, reachability};
 pub use served_apis::ServedApis;
 pub use served_record::{KeyDigest, RecordError, Records, ServedRecord, StoredDeparture};
+pub use server_addresses::{KnownServers, ObservedServer, ServerAddresses};
 pub use shared_group_versions::{
     ApiService, CustomResourceDefinition, SharedGroupVersionTracker, SharedGroupVersions,
 };

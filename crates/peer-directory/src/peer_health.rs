@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::confirmation::Confirmation;
+
 /// How long a failed peer is ordered after healthy ones: the first value doubles with each
 /// failure, up to the second. The peer is still tried when there is no other.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
@@ -24,10 +26,14 @@ pub struct PeerHealth {
     backoff_until: AtomicU64,
     /// A request has timed out. No further request is sent until the peer answers a poll.
     unreachable: AtomicBool,
+    /// The last poll was not answered: no server runs there, or it cannot be reached.
+    unanswered: AtomicBool,
     /// When a request last failed and when a poll last succeeded: milliseconds after
     /// `created_at`, plus one; 0 means never.
     failed_at: AtomicU64,
     polled_at: AtomicU64,
+    /// Whether its APIs were read after the last failure or restart.
+    confirmation: Confirmation,
 }
 
 impl Default for PeerHealth {
@@ -38,8 +44,10 @@ impl Default for PeerHealth {
             failures: AtomicU32::new(0),
             backoff_until: AtomicU64::new(0),
             unreachable: AtomicBool::new(false),
+            unanswered: AtomicBool::new(false),
             failed_at: AtomicU64::new(0),
             polled_at: AtomicU64::new(0),
+            confirmation: Confirmation::default(),
         }
     }
 }
@@ -66,8 +74,19 @@ impl PeerHealth {
         self.in_flight.load(Ordering::Relaxed)
     }
 
+    /// How long the peer has been known.
+    pub fn known_for(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.created_at)
+    }
+
+    /// Whether the APIs of the peer were read after the last sign that it may have been replaced.
+    pub fn confirmation(&self) -> &Confirmation {
+        &self.confirmation
+    }
+
     /// A request to the peer failed.
     pub fn record_failure(&self, at: Instant) {
+        self.confirmation.doubt();
         self.failed_at.store(self.stamp(at), Ordering::Relaxed);
         let failures = self.failures.fetch_add(1, Ordering::Relaxed);
         let backoff = INITIAL_BACKOFF
@@ -86,8 +105,19 @@ impl PeerHealth {
         }
     }
 
+    /// A poll was not answered.
+    pub fn record_unanswered_poll(&self) {
+        self.unanswered.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the last poll was not answered.
+    pub fn is_unanswered(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed)
+    }
+
     /// The peer answered a poll.
     pub fn mark_reachable(&self) {
+        self.unanswered.store(false, Ordering::Relaxed);
         self.unreachable.store(false, Ordering::Relaxed);
     }
 

@@ -3,7 +3,7 @@
 //! snapshot for routing.
 //!
 //! Leases, addresses and discovery documents arrive from three sources and in any order. A real
-//! kube-apiserver drops a peer permanently when its Lease arrives first (it gives up after some
+//! kube-apiserver drops a peer permanently when its Lease arrives first (it stops after some
 //! retries). This table keeps a peer while its Lease is valid, and uses its last successful poll
 //! until then.
 
@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::confirmation::{FailedPoll, FirstAnswer};
 use crate::host_time::HostClock;
 use crate::identity::Identity;
 use crate::peer::{ApiSource, Peer, PeerRecord, Peers};
@@ -21,6 +22,8 @@ use crate::registry::{AddressOrigin, Addresses, AdvertisedAddress};
 use crate::served_apis::ServedApis;
 use crate::served_record::{MAX_RECORDS, Records, ServedRecord};
 use departures::Departure;
+use listed_servers::Fallback;
+pub use listed_servers::ListedAddresses;
 
 /// A server whose Lease was not renewed for this long counts as not running. kube-apiserver renews
 /// every 10 s; three renewals may be lost.
@@ -49,6 +52,9 @@ pub const ROLLOUT_GRACE: Duration = Duration::from_mins(5);
 /// Without a Lease a record has no effect, so the time costs only its few KiB.
 pub const RECORD_RETENTION: Duration = Duration::from_hours(1);
 
+/// A server without a known Lease runs until its address is no longer listed; an event reports that.
+const LISTED_DURATION: Duration = Duration::from_hours(24 * 3650);
+
 /// A Lease that has not changed for this long has expired, even if it is not deleted.
 const LEASE_DURATION: Duration = Duration::from_hours(1);
 
@@ -74,6 +80,11 @@ pub struct PeerTable {
     file_is_read: bool,
     /// The clock by which departures are stored. Without it they restart with each process.
     host_clock: Option<HostClock>,
+    /// The listed addresses of the servers themselves.
+    listed: ListedAddresses,
+    /// Servers that are probably among those whose addresses are listed and whose identities are
+    /// not known.
+    counted_by_address: BTreeSet<Identity>,
 }
 
 /// Whether the registry has been read since the start.
@@ -92,7 +103,11 @@ struct Entry {
     lease: Option<LeaseState>,
     /// From the last Lease with a host name: it is kept while a server restarts.
     host: Option<String>,
-    /// When its Lease ended, if that was observed.
+    /// Since when its address is listed, if its Lease is not known: it runs while it is listed.
+    listed_since: Option<Instant>,
+    /// When its address was last removed from the `EndpointSlices`, if its Lease was known.
+    delisted_at: Option<Instant>,
+    /// When its Lease ended, or its address was no longer listed, if that was observed.
     lease_ended_at: Option<Instant>,
     address: Option<AdvertisedAddress>,
     /// Whether the registry still has the address.
@@ -110,6 +125,10 @@ struct Entry {
     health: Arc<PeerHealth>,
     /// The address of the current poll.
     fetch_at: Option<SocketAddr>,
+    /// When the current poll began, and the signs of a change until then.
+    fetch_began: Option<(Instant, u64)>,
+    /// The last poll, if it has failed, and the server has shown no sign of a restart since.
+    failed_fetch: Option<FailedPoll>,
     /// The address at which a bridge answered the last poll.
     bridge_at: Option<SocketAddr>,
     /// The next poll goes to the server itself, because its bridge does not answer.
@@ -118,6 +137,8 @@ struct Entry {
     fetch_is_direct: bool,
     /// The result of polling the server itself since its bridge departed.
     direct: DirectPoll,
+    /// The server itself, beside its bridge.
+    fallback: Fallback,
 }
 
 /// The result of polling a server itself since its bridge departed.
@@ -132,7 +153,7 @@ enum DirectPoll {
     BridgeAnswers,
     /// The server has not answered within [`ROLLOUT_GRACE`]: it counts as one that never had a
     /// bridge.
-    GivenUp,
+    GraceExpired,
 }
 
 /// The fields of an identity Lease that the table needs.
@@ -173,6 +194,8 @@ impl PeerTable {
             addresses_in_file: false,
             file_is_read: false,
             host_clock: None,
+            listed: ListedAddresses::default(),
+            counted_by_address: BTreeSet::new(),
         }
     }
 
@@ -244,27 +267,27 @@ impl PeerTable {
     /// Stores a published record that has changed. It replaces the stored record, unless that is an
     /// answer that is later than this record.
     fn store_published_record(&mut self, published: &ServedRecord, at: Instant) {
-        let learnt = published.observed_at;
+        let observed_at = published.observed_at;
         let stored = self.stored.get(&published.identity);
         let answer = stored.filter(|it| it.supersedes != Some(it.observed_at));
         let entry = self.entries.get_mut(&published.identity);
         if let Some(entry) = entry
             && entry.served.is_some()
-            && entry.superseded != Some(learnt)
+            && entry.superseded != Some(observed_at)
         {
             if answer.is_some_and(|it| it.has_same_apis(published)) {
-                entry.superseded = Some(learnt);
+                entry.superseded = Some(observed_at);
             } else {
                 // The server has changed: poll it.
-                entry.fetch.refresh_now(at);
+                entry.poll_again(at);
             }
         }
-        let is_answered = |it: &&Arc<ServedRecord>| it.supersedes == Some(learnt);
+        let is_answered = |it: &&Arc<ServedRecord>| it.supersedes == Some(observed_at);
         let mut record = match answer.filter(is_answered) {
             Some(answer) => ServedRecord::clone(answer).with_bridge_of(published),
             None => published.clone(),
         };
-        record.supersedes = Some(learnt);
+        record.supersedes = Some(observed_at);
         // Only departures that this host has stored.
         record.departure = None;
         self.store_record(Arc::new(record));
@@ -273,6 +296,11 @@ impl PeerTable {
     /// The last known record of each server: the content for `--state-dir`.
     pub fn stored_records(&self) -> &Records {
         &self.stored
+    }
+
+    /// The served records in the registry.
+    pub fn published_records(&self) -> &Records {
+        &self.published
     }
 
     /// Records in the registry whose servers have had no Lease for [`RECORD_RETENTION`].
@@ -314,7 +342,8 @@ impl PeerTable {
     pub fn set_leases(&mut self, all: Vec<LeaseSnapshot>, at: Instant) {
         self.leases_listed = true;
         for (identity, entry) in &mut self.entries {
-            if !all.iter().any(|seen| seen.identity == *identity) {
+            let has_lease = all.iter().any(|seen| seen.identity == *identity);
+            if !has_lease && identity.address().is_none() {
                 entry.end_lease(at);
             }
         }
@@ -331,7 +360,7 @@ impl PeerTable {
         }
         let departure = self.departures.get(&seen.identity);
         let entry = self.entries.entry(seen.identity).or_default();
-        entry.give_up_after_grace(departure, at);
+        entry.end_grace(departure, at);
         let (restarted, changed) = match &entry.lease {
             None => (true, at),
             Some(state) if state.resource_version == seen.resource_version => {
@@ -351,7 +380,7 @@ impl PeerTable {
             changed,
         });
         if restarted {
-            entry.fetch.refresh_now(at);
+            entry.poll_again(at);
         }
     }
 
@@ -366,18 +395,39 @@ impl PeerTable {
     /// Sets all addresses. An address that is no longer published is kept as a last resort: etcd may
     /// have been unavailable, and the certificate check detects a wrong address.
     pub fn set_addresses(&mut self, all: &Addresses, at: Instant) {
+        self.move_answers(all);
         if self.addresses_in_file {
             self.end_direct_polls(all, at);
         }
         for (identity, entry) in &mut self.entries {
             let was_published = entry.published;
             entry.published &= all.contains_key(identity);
+            if !entry.published && entry.listed_since.take().is_some() {
+                entry.lease_ended_at = Some(at);
+            }
+            if !entry.published
+                && identity.address().is_none()
+                && let Some(listed) = entry.address
+                && listed.origin == AddressOrigin::Endpoints
+            {
+                if !self.listed.all.contains(&listed.address) {
+                    entry.delisted_at = Some(at);
+                }
+                // Another server may have the address now.
+                entry.address = None;
+            }
             if was_published && !entry.published && self.departures.contains_key(identity) {
                 // From now on the server itself is polled, if its address is known.
                 entry.health.record_success();
-                entry.fetch.refresh_now(at);
+                entry.poll_again(at);
             }
         }
+        // The identity of the server has become known, or is that of the local server.
+        let listed = &self.listed.all;
+        self.entries.retain(|identity, _| {
+            let is_listed = identity.address().is_some_and(|it| listed.contains(&it));
+            !is_listed || all.contains_key(identity)
+        });
         for (identity, address) in all {
             if *identity == self.own {
                 continue;
@@ -390,6 +440,10 @@ impl PeerTable {
                     lease_ended_at: Some(at),
                     ..Entry::default()
                 });
+            if identity.address().is_some() {
+                entry.listed_since.get_or_insert(at);
+                entry.lease_ended_at = None;
+            }
             if !self.departures.contains_key(identity) {
                 entry.next_fetch_is_direct = false;
             }
@@ -399,7 +453,7 @@ impl PeerTable {
             if is_back || entry.address != Some(*address) {
                 entry.address = Some(*address);
                 entry.health.record_success();
-                entry.fetch.refresh_now(at);
+                entry.poll_again(at);
             }
             if entry.has_bridge() {
                 entry.direct = DirectPoll::Untried;
@@ -448,15 +502,16 @@ impl PeerTable {
                 entry.served = None;
                 any = true;
             }
-            any |= entry.give_up_after_grace(departure, at);
+            any |= entry.end_grace(departure, at);
         }
+        any |= self.count_by_address(at);
         self.retain_records(at);
         self.remove_unused_entries(at);
         any
     }
 
     /// The peers to poll now. The caller reports each result to [`PeerTable::record_poll`].
-    pub fn take_due(&mut self, at: Instant) -> Vec<Peer> {
+    pub fn take_due(&mut self, at: Instant) -> Vec<Arc<Peer>> {
         let mut due = Vec::new();
         let identities: Vec<_> = self.entries.keys().cloned().collect();
         for identity in identities {
@@ -465,15 +520,26 @@ impl PeerTable {
             let stored = self.stored.get(&identity);
             let known = published.or_else(|| stored.and_then(|it| it.supersedes));
             if let Some(entry) = self.entries.get_mut(&identity)
-                && entry.lease.is_some()
+                && entry.runs()
                 && address.is_some()
                 && entry.fetch.begin_if_due(at)
             {
+                let is_fallback = std::mem::take(&mut entry.fallback.is_polled_next);
                 entry.fetch_supersedes = known;
                 entry.fetch_at = address.map(|it| it.address);
-                entry.fetch_is_direct =
-                    address.is_some_and(|it| it.origin == AddressOrigin::Server);
-                due.extend(self.peer(&identity));
+                entry.fetch_began = Some((at, entry.health.confirmation().doubts()));
+                entry.fetch_is_direct = address.is_some_and(|it| it.origin.is_server());
+                entry.fallback.is_polled = false;
+                let peer = self.peer(&identity);
+                let fallback = peer.as_ref().and_then(|it| it.record.fallback.clone());
+                match (fallback, self.entries.get_mut(&identity)) {
+                    (Some(fallback), Some(entry)) if is_fallback => {
+                        entry.fetch_at = fallback.address;
+                        entry.fallback.is_polled = true;
+                        due.push(fallback);
+                    }
+                    _ => due.extend(peer.map(Arc::new)),
+                }
             }
         }
         due
@@ -489,14 +555,27 @@ impl PeerTable {
         jitter: f64,
     ) {
         let direct = self.direct_address(identity);
+        let has_fallback = self.fallback_address(identity).is_some();
         let has_left = self.departures.contains_key(identity);
         let mut has_answered = false;
         let Some(entry) = self.entries.get_mut(identity) else {
             return;
         };
+        entry.record_confirmation(outcome.is_ok(), has_fallback, at);
         match outcome {
             // The Lease has ended meanwhile: if it returns, the server is polled again.
-            _ if entry.lease.is_none() => entry.fetch.failed(at, jitter),
+            _ if !entry.runs() => entry.fetch.failed(at, jitter),
+            outcome if entry.fallback.is_polled => {
+                // The bridge is polled next: `problem` and `health` are those of the bridge.
+                entry.fetch.failed(at, jitter);
+                if let Ok(served) = outcome {
+                    entry.last_success = Some(wall);
+                    entry.superseded = entry.fetch_supersedes;
+                    entry.served = Some(Arc::new(served));
+                    entry.fallback.health.record_poll(at);
+                    entry.fallback.health.record_success();
+                }
+            }
             Ok(served) => {
                 entry.fetch.succeeded(at, served.change_detection(), jitter);
                 entry.last_success = Some(wall);
@@ -505,11 +584,15 @@ impl PeerTable {
                 entry.health.record_poll(at);
                 entry.served = Some(Arc::new(served));
                 entry.health.mark_reachable();
+                // It is not polled while its bridge answers.
+                entry.fallback.health.mark_reachable();
                 if has_left && !entry.has_bridge() {
                     // The address may have changed since the poll began.
                     let listed = entry.address.map(|it| it.address);
                     let answers = if entry.fetch_is_direct {
-                        (entry.fetch_at == direct).then_some(DirectPoll::ServerAnswers)
+                        let is_current = entry.fetch_at == direct
+                            || (entry.published && entry.fetch_at == listed);
+                        is_current.then_some(DirectPoll::ServerAnswers)
                     } else {
                         (entry.is_in_file() && entry.fetch_at == listed)
                             .then_some(DirectPoll::BridgeAnswers)
@@ -528,6 +611,7 @@ impl PeerTable {
                 // Another process may have the address at the next answer.
                 entry.bridge_at = None;
                 entry.problem = Some(problem);
+                entry.fallback.is_polled_next = has_fallback;
                 if entry.direct == DirectPoll::BridgeAnswers {
                     entry.direct = DirectPoll::Untried;
                 }
@@ -562,7 +646,58 @@ impl PeerTable {
     /// A request to this peer failed: poll it soon.
     pub fn recheck(&mut self, identity: &Identity, at: Instant) {
         if let Some(entry) = self.entries.get_mut(identity) {
+            entry.health.confirmation().doubt();
             entry.fetch.recheck(at);
+        }
+    }
+
+    /// The server of this peer has returned and may have another version: poll it now.
+    pub fn refresh(&mut self, identity: &Identity, at: Instant) {
+        if let Some(entry) = self.entries.get_mut(identity) {
+            entry.poll_again(at);
+        }
+    }
+
+    /// Whether a peer may have been replaced since its APIs were read, and no current poll has shown that
+    /// it does not answer.
+    pub fn awaits_confirmation(&self, since: Instant) -> bool {
+        let mut identities = self.entries.keys();
+        identities.any(|identity| self.is_unconfirmed(identity, since))
+    }
+
+    /// Polls these peers now.
+    pub fn poll_unconfirmed(&mut self, since: Instant, at: Instant) {
+        let identities: Vec<_> = (self.entries.keys())
+            .filter(|identity| self.is_unconfirmed(identity, since))
+            .cloned()
+            .collect();
+        for identity in identities {
+            if let Some(entry) = self.entries.get_mut(&identity)
+                && (!entry.fetch.is_in_progress()
+                    || entry.fetch_began.is_none_or(|(began, _)| began < since))
+            {
+                entry.fetch.refresh_now(at);
+            }
+        }
+    }
+
+    fn is_unconfirmed(&self, identity: &Identity, since: Instant) -> bool {
+        let Some(entry) = self.entries.get(identity) else {
+            return false;
+        };
+        let is_pollable = entry.runs() && self.address(identity).is_some();
+        is_pollable
+            && !entry.health.confirmation().is_confirmed()
+            // One that hangs would keep every write waiting.
+            && entry.health.is_reachable()
+            && !entry.failed_fetch.is_some_and(|it| it.is_settled(since))
+    }
+
+    /// An administrator looks at the state of the servers: poll all of them soon, also those that do
+    /// not answer.
+    pub fn recheck_observed(&mut self, at: Instant) {
+        for entry in self.entries.values_mut() {
+            entry.fetch.recheck_observed(at);
         }
     }
 
@@ -571,6 +706,7 @@ impl PeerTable {
         Peers {
             leases_listed: self.leases_listed,
             peers: (self.entries.keys())
+                .filter(|identity| !self.counted_by_address.contains(*identity))
                 .filter_map(|identity| self.peer(identity).map(Arc::new))
                 .collect(),
         }
@@ -582,8 +718,12 @@ impl PeerTable {
         let departures = &self.departures;
         self.entries.retain(|identity, entry| {
             let departure = departures.get(identity);
-            entry.give_up_after_grace(departure, at);
-            entry.lease.is_some() || entry.published || departure.is_some_and(|it| it.is_recent(at))
+            entry.end_grace(departure, at);
+            // A listed server that restarts is listed again.
+            let was_listed = identity.address().is_some() || entry.was_listed(at);
+            let may_return = was_listed && entry.lease_ended_at.is_some();
+            let has_left = departure.is_some_and(|it| it.is_recent(at));
+            entry.lease.is_some() || entry.published || has_left || may_return
         });
     }
 
@@ -594,7 +734,7 @@ impl PeerTable {
         let entries = &self.entries;
         let has_lease = |identity: &Identity| {
             let entry = entries.get(identity);
-            entry.is_some_and(|entry| entry.lease.is_some())
+            entry.is_some_and(Entry::runs)
         };
         self.unleased.retain(|identity, _| {
             let is_kept =
@@ -639,11 +779,11 @@ impl PeerTable {
         let stored = self.stored.get(identity);
         let latest = published.or_else(|| stored.and_then(|record| record.supersedes));
         match (&entry.served, self.record(identity)) {
-            (Some(asked), _) if latest.is_none() || latest == entry.superseded => {
-                Some((asked.clone(), ApiSource::Polled))
+            (Some(polled), _) if latest.is_none() || latest == entry.superseded => {
+                Some((polled.clone(), ApiSource::Polled))
             }
             (_, Some((record, source))) => Some((record.served.clone(), source)),
-            (asked, None) => asked.clone().map(|asked| (asked, ApiSource::Polled)),
+            (polled, None) => polled.clone().map(|polled| (polled, ApiSource::Polled)),
         }
     }
 
@@ -673,12 +813,16 @@ impl PeerTable {
     /// The address of the server itself. With addresses in a file, a writer of records cannot set
     /// others.
     fn direct_address(&self, identity: &Identity) -> Option<SocketAddr> {
+        if let Some(listed) = self.listed.identified.get(identity) {
+            return Some(*listed);
+        }
         if self.addresses_in_file {
             let entry = self.entries.get(identity)?;
             let listed = entry.address.filter(|_| entry.published)?;
             return match listed.origin {
                 AddressOrigin::File { server } => server,
-                AddressOrigin::Bridge | AddressOrigin::Server => None,
+                AddressOrigin::Server | AddressOrigin::Endpoints => Some(listed.address),
+                AddressOrigin::Bridge => None,
             };
         }
         let published = self.published.get(identity);
@@ -691,9 +835,19 @@ impl PeerTable {
         let advertised = self.address(identity);
         let address = advertised.map(|it| it.address);
         let known = self.served(identity, entry);
-        let without_bridge = entry.direct == DirectPoll::GivenUp;
+        let without_bridge = entry.direct == DirectPoll::GraceExpired;
         let known = known.filter(|_| !without_bridge);
-        let (alive_until, awaited_until) = match (&entry.lease, entry.lease_ended_at) {
+        let awaited = |first: Instant, alive_until, grace| match self.registry {
+            RegistryRead::NotAwaited => first + grace,
+            RegistryRead::Pending => alive_until,
+            RegistryRead::At(read) => first.max(read) + grace,
+        };
+        let ended_at = entry.lease_ended_at;
+        let (alive_until, awaited_until) = match (&entry.lease, ended_at) {
+            (None, _) if let Some(listed) = entry.listed_since => {
+                let alive_until = listed + LISTED_DURATION;
+                (alive_until, awaited(listed, alive_until, DISCOVERY_GRACE))
+            }
             (Some(state), _) => {
                 let grace = match address {
                     None if without_bridge => Duration::ZERO,
@@ -701,13 +855,15 @@ impl PeerTable {
                     Some(_) => DISCOVERY_GRACE,
                     None => ADDRESS_GRACE,
                 };
-                let alive_until = state.changed + RENEWAL_TIMEOUT;
-                let awaited_until = match self.registry {
-                    RegistryRead::NotAwaited => state.first + grace,
-                    RegistryRead::Pending => alive_until,
-                    RegistryRead::At(read) => state.first.max(read) + grace,
+                // A server that is listed runs, even if only a killed bridge has renewed its Lease.
+                let is_listed = self.listed.identified.contains_key(identity);
+                let renewal_timeout = if is_listed {
+                    LISTED_DURATION
+                } else {
+                    RENEWAL_TIMEOUT
                 };
-                (alive_until, awaited_until)
+                let alive_until = state.changed + renewal_timeout;
+                (alive_until, awaited(state.first, alive_until, grace))
             }
             // Known, and currently without a Lease.
             (None, Some(lease_ended_at)) if known.is_some() => (lease_ended_at, lease_ended_at),
@@ -722,6 +878,7 @@ impl PeerTable {
         let is_bridge = advertised.is_some_and(|it| {
             it.origin != AddressOrigin::Server && entry.bridge_at == Some(it.address)
         });
+        let origin = advertised.map(|it| it.origin);
         let is_published_by_bridge =
             advertised.is_some_and(|it| it.origin == AddressOrigin::Bridge);
         let published = self.published.get(identity);
@@ -733,6 +890,12 @@ impl PeerTable {
             alive_until,
             awaited_until,
             record: PeerRecord {
+                origin,
+                // A Lease that was found may be old.
+                renewed_at: (entry.lease.as_ref())
+                    .filter(|state| state.changed > state.first)
+                    .map(|state| state.changed),
+                fallback: self.fallback(identity, entry, known.as_ref(), alive_until),
                 source: known.as_ref().map(|(_, source)| *source),
                 bridge_left,
                 is_bridge,
@@ -767,6 +930,40 @@ impl PeerTable {
 }
 
 impl Entry {
+    /// Whether the server is expected to run: it has a Lease, or its address is listed.
+    fn runs(&self) -> bool {
+        self.lease.is_some() || self.listed_since.is_some()
+    }
+
+    /// The server may have been replaced: polls it now.
+    fn poll_again(&mut self, at: Instant) {
+        self.failed_fetch = None;
+        self.health.confirmation().doubt();
+        self.fetch.refresh_now(at);
+    }
+
+    /// The current poll has ended. One that began before the last sign of a change confirms nothing.
+    fn record_confirmation(&mut self, has_succeeded: bool, has_fallback: bool, at: Instant) {
+        let Some((began, doubts)) = self.fetch_began else {
+            return;
+        };
+        if has_succeeded {
+            self.health.confirmation().refute(doubts);
+            self.failed_fetch = None;
+            return;
+        }
+        self.health.confirmation().doubt();
+        // Next, the server itself is polled beside its bridge.
+        if self.fallback.is_polled || !has_fallback {
+            let answer = if self.health.is_unanswered() {
+                FirstAnswer::Missing
+            } else {
+                FirstAnswer::Received
+            };
+            self.failed_fetch = Some(FailedPoll::new(began, at, answer));
+        }
+    }
+
     /// Whether the registry has the address of the server's bridge.
     fn has_bridge(&self) -> bool {
         self.published && (self.address).is_some_and(|it| it.origin == AddressOrigin::Bridge)
@@ -780,22 +977,28 @@ impl Entry {
 
     /// Treats a server whose bridge departed long ago as one that never had a bridge.
     /// Returns whether that changed.
-    fn give_up_after_grace(&mut self, departure: Option<&Departure>, at: Instant) -> bool {
+    fn end_grace(&mut self, departure: Option<&Departure>, at: Instant) -> bool {
         let has_left = departure.is_some_and(|it| !it.is_recent(at)) && !self.has_bridge();
         let is_news = has_left && self.direct == DirectPoll::Untried;
         if is_news {
-            self.direct = DirectPoll::GivenUp;
+            self.direct = DirectPoll::GraceExpired;
         }
         is_news
     }
 
+    /// Whether its address was in an `EndpointSlice` until recently: a server that ends removes it
+    /// before its Lease, also for a restart.
+    fn was_listed(&self, at: Instant) -> bool {
+        self.delisted_at.is_some_and(|it| it + RESTART_GRACE > at)
+    }
+
     /// The Lease has ended: the server no longer serves its APIs, unless its bridge is still
-    /// published and waits for it to return.
+    /// published and waits for it to return, or the server may be restarting.
     fn end_lease(&mut self, at: Instant) {
         if self.lease.take().is_some() {
             self.lease_ended_at = Some(at);
         }
-        if !self.published {
+        if !self.published && !self.was_listed(at) {
             self.served = None;
             self.address = None;
         }
@@ -805,5 +1008,6 @@ impl Entry {
 mod departures;
 #[cfg(test)]
 mod known_apis;
+mod listed_servers;
 #[cfg(test)]
 mod tests;

@@ -1,15 +1,10 @@
 //! Whether a peer can be reached, by the last discovery poll, the last request
 //! and its identity Lease.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::peer::Peer;
 use crate::registry::RegistryStatus;
-
-/// A poll that succeeded within this time takes precedence over a missing renewal of the Lease: the
-/// longest interval between two polls (30 s) plus a slow answer. The watch of Leases may have
-/// failed instead.
-const MAX_POLL_AGE: Duration = Duration::from_secs(45);
 
 /// Whether a peer can be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,10 +45,10 @@ pub fn reachability(peer: &Peer, registry: &RegistryStatus, now: Instant) -> Rea
     if peer.health.is_failing() || !peer.health.is_reachable() {
         return unreachable("the last request to it failed".to_owned());
     }
-    let Some(polled) = peer.health.last_poll() else {
+    if peer.health.last_poll().is_none() {
         return Reachability::NotPolled;
-    };
-    if peer.alive_until <= now && polled + MAX_POLL_AGE <= now {
+    }
+    if !peer.is_running(now) {
         return unreachable("its identity Lease is not renewed any more".to_owned());
     }
     Reachability::Reachable
@@ -62,7 +57,7 @@ pub fn reachability(peer: &Peer, registry: &RegistryStatus, now: Instant) -> Rea
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::SystemTime;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
     use crate::identity::Identity;

@@ -29,6 +29,9 @@ const MAX_BACKOFF: Duration = Duration::from_secs(3);
 /// must not be polled for each of them.
 const MIN_RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The shortest time between two polls while an administrator looks at the status.
+const OBSERVED_INTERVAL: Duration = Duration::from_millis(500);
+
 /// The time of the next poll, and whether one is in progress.
 #[derive(Debug, Default)]
 pub struct RefreshSchedule {
@@ -37,6 +40,8 @@ pub struct RefreshSchedule {
     in_progress: bool,
     /// When a poll last succeeded.
     last_success: Option<Instant>,
+    /// When a poll last ended.
+    last_end: Option<Instant>,
     /// An event arrived during the poll: how long after its end to poll again.
     rerun_after: Option<Duration>,
 }
@@ -61,6 +66,19 @@ impl RefreshSchedule {
                 .last_success
                 .map_or(at, |it| at.max(it + MIN_RECHECK_INTERVAL));
             self.due = Some(self.due.map_or(soonest, |due| due.min(soonest)));
+        }
+    }
+
+    /// Whether a poll has begun and not ended.
+    pub fn is_in_progress(&self) -> bool {
+        self.in_progress
+    }
+
+    /// An administrator looks at the state of the server: polls soon, also if polls are failing.
+    /// Nothing before the first event.
+    pub fn recheck_observed(&mut self, at: Instant) {
+        if let (Some(due), Some(last_end)) = (self.due, self.last_end) {
+            self.due = Some(due.min(at.max(last_end + OBSERVED_INTERVAL)));
         }
     }
 
@@ -99,6 +117,7 @@ impl RefreshSchedule {
 
     fn finish(&mut self, at: Instant, wait: Duration) {
         self.in_progress = false;
+        self.last_end = Some(at);
         self.due = Some(
             at + self
                 .rerun_after
@@ -206,5 +225,31 @@ mod tests {
         schedule.recheck(later);
         schedule.failed(later, 0.0);
         assert_eq!(schedule.due(), Some(later + INITIAL_BACKOFF));
+    }
+
+    #[test]
+    fn an_observed_server_is_polled_at_most_twice_a_second() {
+        let start = Instant::now();
+        let mut schedule = RefreshSchedule::default();
+        schedule.recheck_observed(start);
+        assert_eq!(schedule.due(), None, "nothing is known of it");
+        schedule.refresh_now(start);
+        assert!(schedule.begin_if_due(start));
+        schedule.recheck_observed(start);
+        assert_eq!(schedule.due(), None, "in progress");
+        schedule.succeeded(start, ChangeDetection::ByEvent, 0.0);
+        schedule.recheck_observed(start);
+        assert_eq!(schedule.due(), Some(start + OBSERVED_INTERVAL));
+        // After failures too, and never later than the backoff demands.
+        let mut at = start + SECOND;
+        for failures in 1..8 {
+            assert!(schedule.begin_if_due(at));
+            schedule.failed(at, 0.0);
+            let backoff = schedule.due().unwrap();
+            schedule.recheck_observed(at);
+            let expected = backoff.min(at + OBSERVED_INTERVAL);
+            assert_eq!(schedule.due(), Some(expected), "{failures}");
+            at += SECOND;
+        }
     }
 }

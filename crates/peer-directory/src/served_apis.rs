@@ -18,6 +18,8 @@ pub struct ServedApis {
     pub etags: [Option<String>; 2],
     /// From `/version`.
     pub version: Option<Version>,
+    /// What follows the numbers in its `gitVersion`. Empty for a release of Kubernetes.
+    pub version_suffix: Arc<str>,
     /// A bridge answered the poll on behalf of the server.
     pub by_bridge: bool,
 }

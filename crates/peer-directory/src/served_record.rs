@@ -1,7 +1,7 @@
 //! The served APIs of a server as a compact, bounded and versioned record that outlives the process
 //! that wrote it.
 //!
-//! Bridges publish the record of their own server in the registry, and keep the
+//! Bridges publish the record of their local server in the registry, and keep the
 //! records of all servers in `--state-dir`. A bridge that starts therefore knows
 //! what every server with a valid Lease serves, reachable or not.
 //!
@@ -21,6 +21,7 @@ use flate2::write::ZlibEncoder;
 use serde::{Deserialize, Serialize};
 use skewbridge_discovery::document::{Group, Schema};
 use skewbridge_discovery::{Document, Index};
+use skewbridge_k8s_api::version;
 
 use crate::host_time::HostTime;
 use crate::identity::Identity;
@@ -105,7 +106,8 @@ struct Content<'a> {
     identity: &'a str,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     version: Option<String>,
-    learnt: u64,
+    #[serde(rename = "learnt")]
+    observed_at: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     server: Option<SocketAddr>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -160,13 +162,13 @@ impl Groups {
 }
 
 impl ServedRecord {
-    /// The record of a server that was polled at `learnt`, without the group-versions
+    /// The record of a server that was polled at `observed_at`, without the group-versions
     /// that all servers share.
     pub fn new(
         identity: Identity,
         served: &ServedApis,
         is_shared: impl Fn(&str, &str) -> bool,
-        learnt: SystemTime,
+        observed_at: SystemTime,
     ) -> Self {
         let documents = [0, 1].map(|at| {
             let document = served.documents[at].without(&is_shared);
@@ -174,9 +176,13 @@ impl ServedRecord {
         });
         Self {
             identity,
-            served: Arc::new(served_apis(documents, served.version)),
+            served: Arc::new(served_apis(
+                documents,
+                served.version,
+                served.version_suffix.clone(),
+            )),
             // The precision of an encoded record.
-            observed_at: SystemTime::UNIX_EPOCH + Duration::from_millis(unix_millis(learnt)),
+            observed_at: SystemTime::UNIX_EPOCH + Duration::from_millis(unix_millis(observed_at)),
             server: None,
             bridge: None,
             bridge_left_at: None,
@@ -189,6 +195,7 @@ impl ServedRecord {
     /// Whether two records have the same APIs.
     pub fn has_same_apis(&self, other: &Self) -> bool {
         self.served.version == other.served.version
+            && self.served.version_suffix == other.served.version_suffix
             && self.served.documents == other.served.documents
     }
 
@@ -216,8 +223,8 @@ impl ServedRecord {
     pub fn encode(&self) -> Result<Vec<u8>, RecordError> {
         let content = Content {
             identity: self.identity.as_str(),
-            version: self.served.version.map(|it| it.to_string()),
-            learnt: unix_millis(self.observed_at),
+            version: (self.served.version).map(|it| format!("{it}{}", self.served.version_suffix)),
+            observed_at: unix_millis(self.observed_at),
             server: self.server,
             bridge: self.bridge,
             left: self.bridge_left_at.map(unix_millis),
@@ -275,26 +282,25 @@ impl ServedRecord {
         let content: Content<'_> =
             serde_json::from_slice(&json).map_err(|error| malformed(&error.to_string()))?;
         let identity =
-            Identity::named(content.identity).map_err(|error| malformed(&error.to_string()))?;
+            Identity::stored(content.identity).map_err(|error| malformed(&error.to_string()))?;
         let time = |millis| {
             SystemTime::UNIX_EPOCH
                 .checked_add(Duration::from_millis(millis))
-                .ok_or_else(|| malformed("a time beyond the end of the clock"))
+                .ok_or_else(|| malformed("a time that is out of range"))
         };
+        let suffix = content.version.as_deref().map_or("", version::suffix);
+        let suffix = Arc::from(suffix);
         let version = match content.version {
             None => None,
-            Some(text) => Some(
-                text.parse()
-                    .map_err(|_| malformed("a version that is not one"))?,
-            ),
+            Some(text) => Some(text.parse().map_err(|_| malformed("an invalid version"))?),
         };
         let keys = content.keys.iter().take(MAX_SERVING_KEYS);
         let keys: Option<Vec<_>> = keys.map(|key| decode_hex(key)).collect();
         let documents = [content.api.document(), content.apis.document()];
         Ok(Self {
             identity,
-            served: Arc::new(served_apis(documents, version)),
-            observed_at: time(content.learnt)?,
+            served: Arc::new(served_apis(documents, version, suffix)),
+            observed_at: time(content.observed_at)?,
             server: content.server,
             bridge: content.bridge,
             bridge_left_at: content.left.map(time).transpose()?,
@@ -318,13 +324,15 @@ impl ServedRecord {
 /// Without entity tags: complete documents are requested from the server.
 fn served_apis(
     documents: [Arc<Document>; 2],
-    version: Option<skewbridge_k8s_api::version::Version>,
+    version: Option<version::Version>,
+    version_suffix: Arc<str>,
 ) -> ServedApis {
     ServedApis {
         index: Arc::new(Index::new(&[&documents[0], &documents[1]])),
         documents,
         etags: [None, None],
         version,
+        version_suffix,
         by_bridge: false,
     }
 }
@@ -386,15 +394,15 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn record(name: &str, groups: &[&str], learnt: SystemTime) -> ServedRecord {
+    pub(crate) fn record(name: &str, groups: &[&str], observed_at: SystemTime) -> ServedRecord {
         let groups: Vec<_> = groups
             .iter()
             .map(|group| ((*group).to_owned(), "v1".to_owned()))
             .collect();
         let documents = [Arc::default(), Arc::new(document(&groups))];
-        let served = served_apis(documents, "1.36.4".parse().ok());
+        let served = served_apis(documents, "1.36.4".parse().ok(), "-rc.1+k3s1".into());
         let identity = Identity::named(name).unwrap();
-        ServedRecord::new(identity, &served, |_, _| false, learnt)
+        ServedRecord::new(identity, &served, |_, _| false, observed_at)
     }
 
     fn instant(millis: u64) -> SystemTime {
@@ -430,7 +438,7 @@ pub(crate) mod tests {
                 "../../discovery/tests/data/1.36.4-all-apis.json"
             )),
         ];
-        let served = served_apis(documents, "1.36.4".parse().ok());
+        let served = served_apis(documents, "1.36.4".parse().ok(), "-rc.1+k3s1".into());
         let identity = Identity::named("apiserver-a").unwrap();
         let record = ServedRecord::new(identity, &served, |_, _| false, instant(1));
         let length = record.encode().unwrap().len();
@@ -490,7 +498,7 @@ pub(crate) mod tests {
         fn an_encoded_record_decodes_to_the_same_content(
             name in "[a-z0-9]([a-z0-9.]?[a-z0-9]){0,60}",
             groups in prop::collection::vec(("[a-z]{0,9}", "v[1-9]"), 0..9),
-            learnt in 0..u64::MAX / 2_000_000,
+            observed_at in 0..u64::MAX / 2_000_000,
             left in prop::option::of(0..u64::MAX / 2_000_000),
             server: Option<([u8; 4], u16)>,
             keys in prop::collection::vec(any::<KeyDigest>(), 0..=MAX_SERVING_KEYS),
@@ -500,9 +508,9 @@ pub(crate) mod tests {
             if beta {
                 apis.schema = Schema::V2Beta1;
             }
-            let served = served_apis([Arc::default(), Arc::new(apis)], None);
+            let served = served_apis([Arc::default(), Arc::new(apis)], None, Arc::default());
             let identity = Identity::named(&name).unwrap();
-            let mut record = ServedRecord::new(identity, &served, |_, _| false, instant(learnt));
+            let mut record = ServedRecord::new(identity, &served, |_, _| false, instant(observed_at));
             record.server = server.map(SocketAddr::from);
             record.bridge = server.map(|(ip, port)| SocketAddr::from((ip, port ^ 1)));
             record.bridge_left_at = left.map(instant);

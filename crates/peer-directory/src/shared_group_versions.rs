@@ -120,6 +120,11 @@ impl SharedGroupVersionTracker {
         self.groups.prune(now)
     }
 
+    /// Whether an `APIService` has a service: other servers serve its APIs.
+    pub fn has_aggregated_apis(&self) -> bool {
+        !self.api_services.is_empty()
+    }
+
     /// An immutable snapshot.
     pub fn snapshot(&self) -> Arc<SharedGroupVersions> {
         Arc::new(SharedGroupVersions(self.groups.clone()))
@@ -251,14 +256,14 @@ fn set<T: DeclaresGroupVersions>(
     now: Instant,
 ) -> bool {
     let names: HashSet<&str> = all.iter().map(T::name).collect();
-    let gone = objects.keys().filter(|name| !names.contains(&***name));
-    let gone: Vec<_> = gone.cloned().collect();
+    let removed = objects.keys().filter(|name| !names.contains(&***name));
+    let removed: Vec<_> = removed.cloned().collect();
     let mut changed = false;
     // Additions first: a group-version that moves to another object is never deleted.
     for object in all {
         changed |= replace(objects, groups, object.name(), object.group_versions(), now);
     }
-    for name in gone {
+    for name in removed {
         changed |= replace(objects, groups, &name, Vec::new(), now);
     }
     changed
@@ -442,19 +447,19 @@ mod tests {
             let now = Instant::now();
             let groups = ["a.io", "b.io", "c.io"];
             let mut tracker = SharedGroupVersionTracker::new();
-            let mut there: HashMap<usize, CustomResourceDefinition> = HashMap::new();
+            let mut existing: HashMap<usize, CustomResourceDefinition> = HashMap::new();
             for (name, group, served) in events {
                 let versions: Vec<_> = ["v1", "v2", "v3"].into_iter().zip(served.iter().copied()).collect();
                 let object = crd(&name.to_string(), groups[group], &versions);
                 if served.contains(&true) {
                     tracker.on_crd(&WatchEvent::Modified(object.clone()), now);
-                    there.insert(name, object);
+                    existing.insert(name, object);
                 } else {
                     tracker.on_crd(&WatchEvent::Deleted(object), now);
-                    there.remove(&name);
+                    existing.remove(&name);
                 }
             }
-            let all: Vec<_> = there.into_values().collect();
+            let all: Vec<_> = existing.into_values().collect();
             let mut listed = SharedGroupVersionTracker::new();
             listed.set_crds(&all, now);
             prop_assert!(!tracker.set_crds(&all, now));

@@ -183,7 +183,7 @@ mod tests {
             resource_version: "243".to_owned(),
             initial_events_end: end,
         };
-        let gone = WatchError {
+        let expired = WatchError {
             code: 410,
             reason: "Expired".to_owned(),
             message: "too old resource version: 1 (200)".to_owned(),
@@ -206,7 +206,7 @@ mod tests {
             (
                 "ERROR",
                 r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version: 1 (200)","reason":"Expired","code":410}"#,
-                WatchEvent::Error(gone),
+                WatchEvent::Error(expired),
             ),
         ] {
             let line = format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n");

@@ -25,3 +25,6 @@ pub use pin::PinSource;
 pub use pin_prompt_guard::cancel_pin_prompt;
 pub use selection::{PIN_REFUSED, Selection};
 pub use token::{TokenConfig, TokenKey};
+
+/// Whether this program can load the library of a token: a static program has no dynamic linker.
+pub const LOADS_MODULES: bool = !cfg!(target_feature = "crt-static");

@@ -98,7 +98,7 @@ pub trait ChannelId: Copy + PartialEq {
     /// The first byte of a message.
     fn number(self) -> u8;
 
-    /// `None` for a number that is no channel of this direction.
+    /// `None` for a number that is not a channel of this direction.
     fn from_number(number: u8) -> Option<Self>;
 }
 

@@ -10,7 +10,7 @@ pub enum ServerKind {
     /// A container runtime behind a kubelet and a kube-apiserver that relay the connection:
     /// versions 1 and 4, and requests without an offer. Everything else is answered with 403.
     Runtime,
-    /// A bridge, which supports all of them.
+    /// A bridge, which supports all versions.
     Bridge,
 }
 

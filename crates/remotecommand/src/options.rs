@@ -1,4 +1,4 @@
-//! The streams that a request for a remote command asks for.
+//! The streams of a request for a remote command.
 
 use crate::channel::{Channel, Output};
 use crate::protocol::SpdyProtocol;
@@ -24,17 +24,17 @@ enum Stderr {
 /// How a query names the options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryDialect {
-    /// `stdin`, `stdout`, `stderr` and `tty`, as clients ask kube-apiserver:
-    /// true unless they are missing, `0` or `false`.
+    /// `stdin`, `stdout`, `stderr` and `tty`, in requests of clients to kube-apiserver: true unless
+    /// they are missing, `0` or `false`.
     Api,
-    /// `input`, `output`, `error` and `tty`, as kube-apiserver asks kubelets:
-    /// true if they are `1`.
+    /// `input`, `output`, `error` and `tty`, in requests of kube-apiserver to kubelets: true if
+    /// they are `1`.
     Kubelet,
 }
 
 impl Options {
-    /// Parses the query of a request. Options that are missing are off, whatever the API
-    /// documentation says about defaults.
+    /// Parses the query of a request. Options that are missing are off, contrary to the defaults in
+    /// the API documentation.
     pub fn from_query(dialect: QueryDialect, query: Option<&str>) -> Self {
         let query = query.unwrap_or_default();
         let is_on = |key| {
@@ -80,7 +80,7 @@ impl Options {
         }
     }
 
-    /// The channel on which a server first writes an empty message, so that the client knows
+    /// The channel on which a server first writes an empty message, which shows the client
     /// that it is connected: the lowest channel that it may write.
     pub fn initial_channel(self) -> Output {
         if self.stdout {

@@ -5,7 +5,7 @@ use skewbridge_websocket::MessageKind;
 /// A protocol version. Later versions have all features of earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Version {
-    /// The one without a number in its name.
+    /// The version without a number in its name.
     V1,
     /// Version 1 with fixes for SPDY (stdin may be closed).
     V2,
@@ -110,7 +110,7 @@ impl Protocol {
             (Version::V2, Encoding::Base64) => "v2.base64.channel.k8s.io",
             (Version::V3, Encoding::Base64) => "v3.base64.channel.k8s.io",
             (Version::V4, Encoding::Base64) => "v4.base64.channel.k8s.io",
-            // No constant has it.
+            // No constant has this combination.
             (Version::V5, Encoding::Base64) => "v5.base64.channel.k8s.io",
         }
     }

@@ -15,21 +15,20 @@ pub(crate) const CLOSE_SIGNAL: u8 = 255;
 /// What the other end sent on a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChannelEvent<C> {
-    /// Some bytes. They may be empty: a message without data, such as the first one of a
-    /// server.
+    /// Data. It may be empty: a message without data, such as the first one of a server.
     Data(C, Bytes),
-    /// Nothing follows on this channel.
+    /// The channel is closed: no data follows.
     Closed(C),
 }
 
 /// A message that the protocol does not allow. Kubernetes ends the connection as well, except
-/// for invalid base64, which it drops, so that input is lost silently.
+/// for invalid base64, which it drops, so that input is lost without an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReaderError {
-    /// It does not name exactly one channel, in one byte.
+    /// A close signal does not name exactly one channel, in one byte.
     #[error("a close signal that does not name exactly one channel")]
     CloseSignal,
-    /// It names an unknown channel.
+    /// A close signal names an unknown channel.
     #[error("a close signal for the unknown channel {0}")]
     CloseUnknown(u8),
     /// A message of a text protocol is not base64.

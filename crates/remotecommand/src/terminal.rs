@@ -31,7 +31,7 @@ const MAX_BUFFERED_BYTES: usize = 1024;
 #[derive(Debug, Default)]
 pub struct ResizeDecoder(Vec<u8>);
 
-/// The bytes are no sizes. Servers then ignore the rest of the channel and continue.
+/// The bytes are not sizes. Servers then ignore the rest of the channel and continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the resize channel carries data that is not a terminal size")]
 pub struct ResizeError;

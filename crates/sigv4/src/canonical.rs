@@ -41,8 +41,8 @@ pub struct Canonical {
     pub signed_headers: String,
 }
 
-/// Builds it from the headers that are to be signed and the hash of the body in hexadecimal,
-/// or the constant that replaces the hash. `host` is always signed.
+/// Builds the canonical request from the headers that are to be signed and the hash of the body in
+/// hexadecimal, or the constant that replaces the hash. `host` is always signed.
 pub fn canonical_request(
     request: &Request<'_>,
     style: PathStyle,

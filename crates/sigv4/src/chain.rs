@@ -20,8 +20,8 @@ const MAX_FILE_BYTES: u64 = 1024 * 1024;
 /// many.
 const FILE_REFRESH_SECONDS: u64 = 60;
 
-/// Seconds before its expiration at which a temporary credential is replaced. AWS' programs
-/// replace it earlier; a request needs seconds.
+/// Seconds before its expiration at which a temporary credential is replaced. AWS' programs replace
+/// it earlier; a request takes seconds.
 const REFRESH_BEFORE_EXPIRY_SECONDS: u64 = 60;
 
 /// The minimum of seconds between two executions of a program, whatever it prints.

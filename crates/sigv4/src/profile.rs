@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 #[derive(Default)]
 pub(super) struct Profile(BTreeMap<String, Zeroizing<String>>);
 
-/// Which of the files a text comes from: they name profiles differently.
+/// The file that a text is from: the two files name profiles differently.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileKind {
     Credentials,

@@ -49,7 +49,7 @@ pub struct Signer {
 pub enum SignedHeaders {
     /// Headers that describe the body, impersonation headers, and these.
     DefaultAnd(Vec<HeaderName>),
-    /// All of them.
+    /// All headers.
     All,
 }
 
@@ -142,8 +142,9 @@ impl Signer {
 }
 
 fn value(bytes: &[u8]) -> Result<HeaderValue, Error> {
-    HeaderValue::from_bytes(bytes)
-        .map_err(|_| Error::Request("the credential, the region or the service is no header"))
+    HeaderValue::from_bytes(bytes).map_err(|_| {
+        Error::Request("the credential, the region or the service is not valid in a header")
+    })
 }
 
 /// The signature over a canonical request at a time (`20150830T123600Z`) for a scope

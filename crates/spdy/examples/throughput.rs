@@ -1,6 +1,6 @@
 //! Throughput of a stream, in memory and over loopback TCP, each with one thread and with one
 //! per end: `cargo run --release -p skewbridge-spdy --example throughput`.
-#![allow(clippy::unwrap_used)] // a measurement that fails has nothing to say
+#![allow(clippy::unwrap_used)] // a measurement that fails has no result
 
 use std::time::Instant;
 

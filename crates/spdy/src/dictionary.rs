@@ -4,7 +4,7 @@
 //! length before them, as in a header block, then plain text.
 
 /// The words.
-#[rustfmt::skip] // one to a ready_streams would be two pages
+#[rustfmt::skip] // one word per line would be two pages
 const WORDS: [&str; 65] = [
     "options", "head", "post", "put", "delete", "trace", "accept", "accept-charset",
     "accept-encoding", "accept-language", "accept-ranges", "age", "allow", "authorization",

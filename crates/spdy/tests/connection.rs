@@ -286,7 +286,7 @@ async fn a_one_byte_pipe_works() {
 }
 
 #[tokio::test]
-async fn all_streams_are_notified_when_the_remote_dies() {
+async fn all_streams_are_notified_when_the_remote_disconnects() {
     let mut pair = connection_fixture(Config::default());
     let (mut client, mut server) = pair.stream().await;
     let mut unanswered = pair.client.open(Headers::new()).unwrap();
@@ -314,7 +314,7 @@ async fn all_streams_are_notified_when_the_remote_dies() {
     let opened = pair.client.open(Headers::new());
     assert!(matches!(opened, Err(OpenError::Closed(_))), "{opened:?}");
 
-    // Its own streams learn that the driver is gone.
+    // Its own streams report that the driver was dropped.
     let end = with_timeout(server.receiver.read()).await;
     assert!(
         matches!(end, Err(StreamError::Closed(Closed::Local))),

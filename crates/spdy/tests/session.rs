@@ -416,13 +416,13 @@ fn pings_are_answered_and_replies_recognised() {
 #[test]
 fn a_remote_that_sends_pings_and_does_not_read_is_not_read() {
     let mut remote = FrameLevelRemote::of(Role::Server, FlowControl::Never);
-    let mut asked = 0;
+    let mut pings_sent = 0;
     while remote.session.wants_input() {
         remote.sends_frame(&Frame::Ping(skewbridge_spdy::frame::Ping { id: 1 }));
-        asked += 1;
-        assert!(asked < 100_000);
+        pings_sent += 1;
+        assert!(pings_sent < 100_000);
     }
-    assert_eq!(remote.receives().len(), asked);
+    assert_eq!(remote.receives().len(), pings_sent);
     assert!(remote.session.wants_input());
 }
 

@@ -12,7 +12,7 @@ use tokio_util::io::poll_read_buf;
 
 use crate::chunked_write::{CHUNK_BYTES, ChunkedSlices};
 
-/// The source is not polled while this much waits to be sent: four TLS records.
+/// The source is not polled while at least this many bytes are unsent: four TLS records.
 const HIGH_WATER_BYTES: usize = 64 * 1024;
 
 /// Chunks from this size on are sent without being copied; smaller ones are coalesced.

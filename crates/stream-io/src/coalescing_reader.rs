@@ -28,8 +28,8 @@ impl<T: AsyncRead + Unpin> CoalescingReader<T> {
         }
     }
 
-    /// Waits for some bytes, and adds those that are available without waiting; 0 is the end
-    /// of the stream. Cancelled, it has read nothing.
+    /// Waits for some bytes, and adds those that are available without waiting; 0 is the end of the
+    /// stream. If it is cancelled, no bytes were read.
     pub async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         poll_fn(|cx| self.poll_read(buffer, cx)).await
     }

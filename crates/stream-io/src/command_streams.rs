@@ -32,7 +32,7 @@ impl CommandStreams {
         let mut streams = Self::default();
         while !missing.is_empty() {
             let Some(request) = incoming.next().await else {
-                // The driver reports why.
+                // The driver reports the cause.
                 return std::future::pending().await;
             };
             let channel = request.headers().get(STREAM_TYPE);
@@ -79,7 +79,7 @@ impl CommandStreams {
             }
         }
         for mut sender in self.unused_senders {
-            // Fails if the client has ended the stream, which is fine.
+            // An error is ignored: the client may have ended the stream.
             let _ = sender.finish();
         }
     }

@@ -13,8 +13,8 @@ const ID_BYTES: usize = 4;
 /// The head of a ping (2.6.5).
 const PING_HEAD: [u8; HEAD_BYTES] = [0x80, 3, 0, 6, 0, 0, 0, 4];
 
-/// Scans one direction of a connection. Bytes that are no SPDY are relayed unchanged; what
-/// they are reported as is unspecified.
+/// Scans one direction of a connection. Bytes that are not SPDY are relayed unchanged; which frames
+/// are reported for them is unspecified.
 #[derive(Debug, Default)]
 pub struct FrameScanner {
     /// The head of the current frame, of a control frame with the id that follows it.
@@ -25,7 +25,7 @@ pub struct FrameScanner {
     remaining: usize,
 }
 
-/// A frame, by what it belongs to.
+/// A frame, classified by the stream or connection that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScannedFrame {
     /// Belongs to the stream with this id: it may wait until the application reads that
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_pings_are_removed_without_a_trace() {
+    fn kept_pings_are_removed_and_other_bytes_are_unchanged() {
         for frames in FRAME_SEQUENCES {
             let bytes = Bytes::from(frames.concat());
             let kept = frames.iter().filter(|it| **it == PING_1).count();

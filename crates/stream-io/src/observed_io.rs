@@ -147,7 +147,7 @@ mod tests {
     use crate::spdy_keepalive::SpdyKeepaliveAction;
 
     #[tokio::test]
-    async fn the_keepalive_sees_all_frames_of_a_connection() {
+    async fn the_keepalive_observes_all_frames_of_a_connection() {
         let config = KeepaliveConfig {
             interval: Duration::from_secs(10),
             timeout: Duration::from_secs(5),

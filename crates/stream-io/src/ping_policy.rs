@@ -1,4 +1,4 @@
-//! When the other end of a stream is pinged.
+//! The policy for keepalive pings of a stream.
 
 /// Keepalive ping policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

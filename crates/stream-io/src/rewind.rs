@@ -30,7 +30,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Rewind<T> {
         buf.put_slice(&this.prefix[..length]);
         this.prefix.advance(length);
         if this.prefix.is_empty() {
-            // Streams live long; the buffer of their first bytes need not.
+            // The buffer of the first bytes is freed early, because streams live long.
             this.prefix = BytesMut::new();
         }
         Poll::Ready(Ok(()))

@@ -177,7 +177,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
             _ = &mut driver => return,
             () = sent => {}
         }
-        // A held stream keeps the connection open.
+        // A stream that is not dropped keeps the connection open.
         drop((stdin, resize, unused_halves));
         handle.close();
         drop(handle);
@@ -217,7 +217,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
     /// Closes an input.
     pub fn close(&mut self, input: Input) {
         if let Some(mut sender) = self.sender(input).take() {
-            // Fails if the connection has ended, and the input with it.
+            // An error is ignored: the connection has ended, and the input with it.
             let _ = sender.finish();
         }
     }

@@ -5,8 +5,8 @@
 //! reads to five workers (`FRAME_WORKERS`): a frame of a stream to the worker of its stream
 //! id, pings to the workers round-robin. A worker whose stream is not read by the application
 //! blocks with its whole queue, and once one queue has 50 frames, the connection is not read
-//! any more, for any stream. A sender that sees all frames knows in which queue each ping
-//! waits and behind what. Silence is therefore conclusive only for a queue whose frames are
+//! any more, for any stream. A sender that observes all frames can determine in which queue
+//! each ping waits and behind what. Silence is therefore conclusive only for a queue whose frames are
 //! all confirmed, and pings must not fill a queue.
 
 use std::collections::BTreeMap;
@@ -86,7 +86,7 @@ pub struct SpdyKeepalive {
     /// When a crowded queue last got a ping.
     last_ping_to_crowded: Instant,
     /// Since when a reply is possible and missing.
-    silent_since: Option<Instant>,
+    unresponsive_since: Option<Instant>,
     /// Since when there is data that no ping has followed.
     unconfirmed_since: Option<Instant>,
     queues: [WorkerQueue; FRAME_WORKERS],
@@ -177,7 +177,7 @@ impl SpdyKeepalive {
             last_sent: now,
             last_ping: now,
             last_ping_to_crowded: now,
-            silent_since: None,
+            unresponsive_since: None,
             unconfirmed_since: None,
             queues: [WorkerQueue::default(); FRAME_WORKERS],
             next_worker: 0,
@@ -191,10 +191,10 @@ impl SpdyKeepalive {
     /// Bytes were received.
     pub fn on_received(&mut self, now: Instant) {
         self.last_received = now;
-        self.silent_since = None;
+        self.unresponsive_since = None;
     }
 
-    /// The local side does not read now: silence is not the fault of the other end.
+    /// The local side does not read now: silence does not count against the other end.
     pub fn on_read_paused(&mut self, now: Instant) {
         self.on_received(now);
         self.last_paused = now;
@@ -226,7 +226,7 @@ impl SpdyKeepalive {
                 queue.bytes += bytes;
                 if queue.answers_at_once() {
                     // A SYN_STREAM is answered at once, like a ping.
-                    self.silent_since.get_or_insert(now);
+                    self.unresponsive_since.get_or_insert(now);
                 }
             }
             ScannedFrame::Ping(id) => self.ping(id, false),
@@ -241,7 +241,7 @@ impl SpdyKeepalive {
     pub fn on_ping_sent(&mut self, now: Instant, id: u32) {
         self.last_sent = now;
         if self.queues[self.next_worker].answers_at_once() {
-            self.silent_since.get_or_insert(now);
+            self.unresponsive_since.get_or_insert(now);
         }
         self.own_pings_sent += 1;
         self.ping(id, true);
@@ -331,16 +331,18 @@ impl SpdyKeepalive {
         self.is_overloaded() || !self.queues.iter().any(|queue| queue.answers_at_once())
     }
 
-    /// When the other end is considered dead if it stays silent.
+    /// When the other end is considered dead if it sends nothing.
     pub fn dead_at(&self) -> Option<Instant> {
         // The last round may be answered in part.
         let owes = self
             .queues
             .iter()
             .any(|queue| queue.answers_at_once() && queue.own_pings > 0);
-        let since = self.silent_since.or(owes.then_some(self.last_received))?;
+        let since = self
+            .unresponsive_since
+            .or(owes.then_some(self.last_received))?;
         let counts = !self.is_overloaded() && !self.goaway_sent;
-        // However early the ping was sent: a node may stall for a moment.
+        // Also if the ping was sent early: a node may stall for a moment.
         let KeepaliveConfig { interval, timeout } = self.config;
         let death = (since + timeout).max(self.last_received + interval + timeout);
         counts.then_some(death)
@@ -366,18 +368,18 @@ impl SpdyKeepalive {
             self.last_ping_to_crowded = now;
             fits = self.has_room_for_ping(MAX_QUEUE_FRAMES_FOR_PING);
         }
-        let say = if fits {
+        let action = if fits {
             self.request_pings()
         } else {
             self.keepalive_reset()
         };
-        if say != SpdyKeepaliveAction::None {
+        if action != SpdyKeepaliveAction::None {
             self.last_sent = now;
         }
-        say
+        action
     }
 
-    /// The same right before a frame that does not come from this keepalive.
+    /// Like [`Self::check`], right before a frame that does not come from this keepalive.
     pub fn check_before_send(&mut self, now: Instant) -> SpdyKeepaliveAction {
         let due = self.ping_due_before_send().filter(|_| !self.goaway_sent);
         if due.is_none_or(|due| now < due) || !self.has_room_for_ping(CROWDED_QUEUE_FRAMES) {
@@ -435,7 +437,7 @@ impl SpdyKeepalive {
         ping.own
     }
 
-    /// A frame goes to the worker whose turn it is.
+    /// Assigns a frame to the next worker, round-robin.
     fn enqueue_round_robin(&mut self) -> (usize, u64) {
         let at = self.next_worker;
         self.next_worker = (at + 1) % FRAME_WORKERS;
@@ -449,8 +451,8 @@ impl SpdyKeepalive {
         if self.outstanding.len() >= MAX_OUTSTANDING_PINGS {
             // These are pings of a client that sends them without end, or replies; own pings
             // are fewer.
-            let theirs = self.outstanding.iter().find(|(_, it)| !it.own);
-            if let Some(id) = theirs.map(|(id, _)| *id) {
+            let foreign_ping = self.outstanding.iter().find(|(_, it)| !it.own);
+            if let Some(id) = foreign_ping.map(|(id, _)| *id) {
                 self.outstanding.remove(&id);
             }
         }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::observed_io::KeepaliveHandle;
 use crate::spdy_keepalive::{SpdyKeepalive, SpdyKeepaliveAction};
 
-/// Sends the pings and resets that an [`SpdyKeepalive`] asks for.
+/// Sends the pings and resets that an [`SpdyKeepalive`] requests.
 pub struct SpdyPinger {
     handle: Handle,
     /// Observes the pings and their replies.
@@ -47,7 +47,7 @@ impl SpdyPinger {
         }
     }
 
-    /// The connection is not read now: silence is not the fault of the other end.
+    /// The connection is not read now: silence does not count against the other end.
     pub fn on_read_paused(&self) {
         self.keepalive.lock().on_read_paused(Instant::now());
     }
@@ -61,8 +61,8 @@ impl SpdyPinger {
     /// Sends what is due; returns `false` if the other end is dead.
     pub fn check(&self, now: Instant) -> bool {
         self.before_drive();
-        let say = self.keepalive.lock().check(now);
-        match say {
+        let action = self.keepalive.lock().check(now);
+        match action {
             SpdyKeepaliveAction::None => {}
             SpdyKeepaliveAction::SendReset(stream) => {
                 if let Some(stream) = StreamId::new(stream) {

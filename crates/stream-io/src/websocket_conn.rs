@@ -45,11 +45,11 @@ pub struct WebSocketConn<T> {
 /// Why the other end disconnected.
 #[derive(Debug)]
 pub enum DisconnectReason {
-    /// It sent a close frame.
+    /// The other end sent a close frame.
     Closed(Option<Close>),
     /// The connection ended without a close frame.
     ConnectionLost(io::Error),
-    /// It violated the protocol.
+    /// The other end violated the protocol.
     ProtocolViolation(Violation),
 }
 

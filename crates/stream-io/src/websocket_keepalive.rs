@@ -33,11 +33,11 @@ pub struct WebSocketKeepalive {
     policy: PingPolicy,
 }
 
-/// Unconfirmed bytes that do not keep the other end from reading on: half of a terminal's
-/// buffer, the smallest on the path.
+/// Unconfirmed bytes with which the other end still reads: half of a terminal's buffer, the
+/// smallest on the path.
 const MAX_UNCONFIRMED_BYTES: u64 = 2 * 1024;
 
-/// What a short message counts: buffers on the path may hold a number of messages,
+/// The minimum weight of a message: buffers on the path may be limited by the number of messages,
 /// not of bytes.
 const MIN_MESSAGE_WEIGHT: u64 = 64;
 
@@ -54,7 +54,7 @@ const MAX_CONFIRM_DELAY_DIVISOR: u32 = 2;
 pub enum WebSocketKeepaliveAction {
     /// Nothing.
     None,
-    /// Send a ping, whose pong brings the mark back.
+    /// Send a ping with this mark, which its pong returns.
     Ping(ByteMark),
     /// The other end is dead.
     Dead,
@@ -94,7 +94,7 @@ impl WebSocketKeepalive {
         self.awaiting_pong_since = None;
     }
 
-    /// The local side does not read now: silence is not the fault of the other end.
+    /// The local side does not read now: silence does not count against the other end.
     pub fn on_read_paused(&mut self, now: Instant) {
         self.awaiting_pong_since = None;
         self.last_paused = now;
@@ -120,14 +120,14 @@ impl WebSocketKeepalive {
     }
 
     /// Since when a pong is possible and missing.
-    fn silent_since(&self) -> Option<Instant> {
+    fn unresponsive_since(&self) -> Option<Instant> {
         let idle = self.sent_bytes - self.confirmed_bytes <= MAX_UNCONFIRMED_BYTES;
         self.awaiting_pong_since.filter(|_| idle)
     }
 
     fn dead_at(&self) -> Option<Instant> {
-        let since = self.silent_since()?;
-        // However early the ping was sent: the other end may stall for a moment.
+        let since = self.unresponsive_since()?;
+        // Also if the ping was sent early: the other end may stall for a moment.
         let (interval, timeout) = (self.interval, self.timeout);
         Some((since + timeout).max(self.last_received + interval + timeout))
     }
@@ -178,7 +178,7 @@ impl WebSocketKeepalive {
         self.send_ping(now)
     }
 
-    /// The same right before a message is sent.
+    /// Like [`Self::check`], right before a message is sent.
     pub fn check_before_send(&mut self, now: Instant) -> WebSocketKeepaliveAction {
         match self.confirmation_due_since() {
             Some(since) if now >= since + self.interval / CONFIRM_DIVISOR => self.send_ping(now),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_remote_is_pinged_and_then_declared_dead() {
+    fn an_unresponsive_remote_is_pinged_and_then_declared_dead() {
         let (mut keepalive, at) = keepalive();
         assert_eq!(keepalive.next_deadline(), at(10));
         assert_eq!(keepalive.check(at(9)), WebSocketKeepaliveAction::None);

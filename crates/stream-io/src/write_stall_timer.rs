@@ -37,7 +37,7 @@ impl WriteStallTimer {
         timer.as_mut().poll(cx)
     }
 
-    /// No write waits any more.
+    /// Stops the timer: no write waits.
     pub fn disarm(&mut self) {
         self.timer = None;
     }

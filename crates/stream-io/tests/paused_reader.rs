@@ -48,7 +48,7 @@ async fn a_server_that_pings_gets_pongs_while_the_reader_pauses() {
     while start.elapsed() < HOUR {
         sleep_until(server.next_deadline().min(client.next_deadline())).await;
         check_while_not_reading(&mut client).await;
-        // Pongs are no message chunks.
+        // Pongs are not message chunks.
         poll_fn(|cx| {
             assert!(server.poll_chunk(cx).is_pending());
             Poll::Ready(())

@@ -17,7 +17,6 @@
 //! assert_eq!(server.requests()[0].target, "/version");
 //! # });
 //! ```
-// A fake that cannot be built is a failed test: this crate reports errors by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod client;

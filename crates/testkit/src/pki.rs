@@ -36,6 +36,8 @@ pub enum Validity {
     Expired,
     /// Begins in 3000.
     NotYetValid,
+    /// From 1975 to this time.
+    Until(SystemTime),
 }
 
 /// A certificate with its key and its intermediates.
@@ -233,6 +235,7 @@ impl Validity {
             Self::Current => (date_time_ymd(1975, 1, 1), date_time_ymd(4096, 1, 1)),
             Self::Expired => (date_time_ymd(2000, 1, 1), date_time_ymd(2001, 1, 1)),
             Self::NotYetValid => (date_time_ymd(3000, 1, 1), date_time_ymd(4096, 1, 1)),
+            Self::Until(end) => (date_time_ymd(1975, 1, 1), end.into()),
         };
     }
 }

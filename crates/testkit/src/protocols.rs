@@ -31,7 +31,7 @@ impl Proto {
         }
     }
 
-    /// As the http crate has it.
+    /// The version as a value of the `http` crate.
     pub fn version(self) -> Version {
         match self {
             H1 => Version::HTTP_11,
@@ -40,11 +40,11 @@ impl Proto {
     }
 }
 
-/// Awaits this with the timeout of tests.
+/// Awaits a future with the timeout of tests.
 pub async fn with_timeout<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(TEST_TIMEOUT, what)
         .await
-        .expect("done before the timeout")
+        .expect("the operation ends before the timeout")
 }
 
 /// A request to the host that all tests use.

@@ -108,7 +108,7 @@ impl SoftToken {
     /// Generates a key in the token, of a type of `pkcs11-tool`: `EC:prime256v1`,
     /// `EC:secp384r1`, `rsa:2048`.
     pub fn generate(&self, kind: &str, label: &str, id: &str) -> TokenPublicKey {
-        let told = self.tool(&[
+        let output = self.tool(&[
             "--keypairgen",
             "--key-type",
             kind,
@@ -117,7 +117,7 @@ impl SoftToken {
             "--id",
             id,
         ]);
-        let point = told.split_once("EC_POINT:   ").map(|(_, rest)| {
+        let point = output.split_once("EC_POINT:   ").map(|(_, rest)| {
             let digits: Vec<u8> = rest.bytes().take_while(u8::is_ascii_hexdigit).collect();
             let pairs = digits.chunks_exact(2);
             let byte = |pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();

@@ -9,9 +9,9 @@ use crate::{TEST_TIMEOUT, eventually};
 /// The sleep of the thread that measures scheduling delay.
 const SLEEP_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The number of consecutive steps in a measured operation that may each wait for a
-/// processor: the kernel ends a process, another process wakes up in one thread, then in
-/// another, exits, and its exit is noticed.
+/// The number of consecutive steps in a measured operation that may each wait for a processor: the
+/// kernel ends a process, another process wakes up in one thread, then in another, exits, and its
+/// exit is detected.
 const MAX_DELAYED_STEPS: u32 = 8;
 
 /// Measures time and the scheduling delay of this machine: a thread sleeps repeatedly and
@@ -55,12 +55,12 @@ impl Stopwatch {
     /// If it does not hold in time.
     pub async fn within(&self, limit: Duration, what: &str, condition: impl AsyncFnMut() -> bool) {
         eventually(what, TEST_TIMEOUT, condition).await;
-        let took = self.started.elapsed();
+        let elapsed = self.started.elapsed();
         let delay = Duration::from_micros(self.delay.load(Ordering::Relaxed));
-        println!("{what} took {took:?}; scheduling delay {delay:?}");
+        println!("{what} took {elapsed:?}; scheduling delay {delay:?}");
         assert!(
-            is_within(limit, took, delay),
-            "{what} took {took:?}, and the limit is {limit:?}; scheduling delay {delay:?}"
+            is_within(limit, elapsed, delay),
+            "{what} took {elapsed:?}, and the limit is {limit:?}; scheduling delay {delay:?}"
         );
     }
 }

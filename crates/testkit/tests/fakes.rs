@@ -133,8 +133,7 @@ async fn an_aborted_upload_is_recorded_as_aborted() {
         )
         .await;
     stream.reset(h2::Reason::CANCEL);
-    let broken =
-        |seen: &[skewbridge_testkit::RecordedRequest]| seen[0].body_state == Body::BrokenOff;
+    let broken = |seen: &[skewbridge_testkit::RecordedRequest]| seen[0].body_state == Body::Aborted;
     let seen = server.wait_for(broken, TEST_TIMEOUT).await;
     assert_eq!(seen[0].body, "half");
 }
@@ -192,12 +191,12 @@ async fn an_upgrade_hands_the_connection_over_with_early_bytes() {
         .await
         .unwrap();
     assert_eq!(client.read_response().await.unwrap().status, 101);
-    let mut theirs = taken.recv().await.unwrap().connection().await;
+    let mut server_end = taken.recv().await.unwrap().connection().await;
     let mut bytes = [0; 4];
-    theirs.read_exact(&mut bytes).await.unwrap();
+    server_end.read_exact(&mut bytes).await.unwrap();
     assert_eq!(&bytes, b"ping");
-    theirs.write_all(b"pong").await.unwrap();
-    theirs.flush().await.unwrap();
+    server_end.write_all(b"pong").await.unwrap();
+    server_end.flush().await.unwrap();
     client
         .into_connection()
         .read_exact(&mut bytes)
@@ -283,7 +282,7 @@ async fn a_response_at_the_head_does_not_wait_for_the_body() {
     let client = TlsClient::new(&ca).http2(server.addr()).await.unwrap();
     let mut stream = client.stream(post("/early")).await.unwrap();
     assert_eq!(stream.head().await.unwrap().status, 200);
-    assert_eq!(server.requests()[0].body_state, Body::Coming);
+    assert_eq!(server.requests()[0].body_state, Body::Receiving);
     stream.send("late").await.unwrap();
     stream.finish().unwrap();
     let complete =

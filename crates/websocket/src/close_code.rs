@@ -6,7 +6,7 @@
 pub struct CloseCode(u16);
 
 impl CloseCode {
-    /// Clean end. Kubernetes clients take it for success unless the error channel reports
+    /// Clean end. Kubernetes clients treat it as success unless the error channel reports
     /// otherwise: it must not be used for a stream that was interrupted.
     pub const NORMAL: Self = Self(1000);
     /// This end shuts down, or the user leaves.

@@ -40,7 +40,7 @@ pub struct Close {
     reason: String,
 }
 
-/// What the close code leaves of a control frame.
+/// The space in a control frame after the close code.
 const MAX_REASON_BYTES: usize = MAX_CONTROL_BYTES as usize - 2;
 
 impl Close {

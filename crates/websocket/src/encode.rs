@@ -98,7 +98,7 @@ mod tests {
     use crate::frame::MessageKind;
 
     #[test]
-    fn the_examples_of_the_rfc() {
+    fn the_examples_of_rfc_6455_are_encoded() {
         // RFC 6455, 5.7.
         let mut server = Encoder::new(Role::Server);
         let mut out = BytesMut::new();

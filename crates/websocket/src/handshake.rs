@@ -93,10 +93,10 @@ pub fn parse_upgrade_request(
     if method != Method::GET {
         return Err(RequestError::Method);
     }
-    if only(headers, &SEC_WEBSOCKET_VERSION).is_none_or(|version| version != VERSION) {
+    if only_value(headers, &SEC_WEBSOCKET_VERSION).is_none_or(|version| version != VERSION) {
         return Err(RequestError::Version);
     }
-    let key = only(headers, &SEC_WEBSOCKET_KEY).and_then(Key::parse);
+    let key = only_value(headers, &SEC_WEBSOCKET_KEY).and_then(Key::parse);
     Ok(Request {
         key: key.ok_or(RequestError::Key)?,
     })
@@ -149,7 +149,7 @@ pub fn check_response<'a>(
     if !is_upgrade(headers) {
         return Err(ResponseError::NotWebSocket);
     }
-    if only(headers, &SEC_WEBSOCKET_ACCEPT) != Some(&key.accept()) {
+    if only_value(headers, &SEC_WEBSOCKET_ACCEPT) != Some(&key.accept()) {
         return Err(ResponseError::Accept);
     }
     if tokens(headers, &SEC_WEBSOCKET_EXTENSIONS).next().is_some() {
@@ -185,7 +185,7 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
 }
 
 /// The value of a header that may occur only once.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
+fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
     let mut values = headers.get_all(name).iter();
     let first = values.next()?;
     values.next().is_none().then_some(first)
@@ -262,11 +262,11 @@ mod tests {
     fn generated_requests_and_responses_are_accepted() {
         let key = Key::random();
         let offers = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
-        let mut asking = headers("Upgrade: SPDY/3.1\nSec-WebSocket-Extensions: x");
-        set_request_headers(&key, offers, &mut asking).unwrap();
-        assert_eq!(asking.get(SEC_WEBSOCKET_EXTENSIONS), None);
-        let request = parse_upgrade_request(&Method::GET, &asking).unwrap();
-        assert_eq!(subprotocols(&asking).collect::<Vec<_>>(), offers);
+        let mut request_headers = headers("Upgrade: SPDY/3.1\nSec-WebSocket-Extensions: x");
+        set_request_headers(&key, offers, &mut request_headers).unwrap();
+        assert_eq!(request_headers.get(SEC_WEBSOCKET_EXTENSIONS), None);
+        let request = parse_upgrade_request(&Method::GET, &request_headers).unwrap();
+        assert_eq!(subprotocols(&request_headers).collect::<Vec<_>>(), offers);
 
         for accepted in [Some("v4.channel.k8s.io"), None] {
             let mut accepting = HeaderMap::new();

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_of_the_rfc() {
+    fn the_example_of_rfc_6455_is_reproduced() {
         // RFC 6455, 1.3.
         let value = HeaderValue::from_static("dGhlIHNhbXBsZSBub25jZQ==");
         let key = Key::parse(&value).unwrap();

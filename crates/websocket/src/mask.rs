@@ -39,7 +39,7 @@ impl Mask {
             *block = (u128::from_ne_bytes(*block) ^ key).to_ne_bytes();
         };
         let (blocks, rest) = bytes.as_chunks_mut();
-        // Nor is any loop unrolled.
+        // The compiler unrolls no loop either.
         let (fours, rest_blocks) = blocks.as_chunks_mut();
         for [first, second, third, fourth] in fours {
             mask(first);
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_of_the_rfc() {
+    fn the_example_of_rfc_6455_is_masked() {
         // RFC 6455, 5.7: "Hello" in a masked frame.
         let mut bytes = *b"Hello";
         let next = Mask::new([0x37, 0xfa, 0x21, 0x3d]).apply(&mut bytes);

@@ -43,7 +43,7 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
         ServerSpec::of(version)
             .peer()
             .bridge_flag("--bridge-user=skewbridge")
-            .bridge_flag("--peer-registry=leases")
+            .bridge_flag("--peer-registry=leases,endpoints")
             .bridge_flag("--peer-cidrs=127.0.0.0/8")
     };
     // The old server has no Lease of its own: its bridge creates it. The Lease of the new
@@ -99,7 +99,7 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
 
     // The bridge requests the metrics of its server after some renewals.
     eventually(
-        "all kinds of requests were made",
+        "the bridge has sent all kinds of requests",
         PEER_DISCOVERY_TIMEOUT * 2,
         async || {
             own_requests(&plane, OLD)
@@ -108,6 +108,10 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
         },
     )
     .await;
+    // The old server does not serve these: its bridge reads them from the new one.
+    let resource = "mutatingadmissionpolicies";
+    let mut requests = own_requests(&plane, NEW).into_iter();
+    assert!(requests.any(|it| it["verb"] == "watch" && it["objectRef"]["resource"] == resource));
     plane.stop_bridge(OLD, "TERM");
     let path = lease_path(&plane, OLD);
     assert_eq!(plane.status(NEW, Via::Server, &path).await, 404);

@@ -118,18 +118,19 @@ async fn files_and_trees_are_copied_as_kubectl_copies_them() {
             for via in [Via::Server, Via::Bridge] {
                 println!("{version} by {via:?}");
                 let way = CopyTarget::open(&plane, &node, server, via).await;
-                // Everything directly and through the bridge, with the oldest and the
-                // newest version.
-                let is_judged = match via {
+                // All checks run once directly, with the newest version, and once through the
+                // bridge, with the oldest version.
+                let runs_all_checks = match via {
                     Via::Server => version == newest(&versions),
                     Via::Bridge => version == oldest(&versions),
                 };
-                if is_judged {
+                if runs_all_checks {
                     check_copies(&way).await;
                 } else {
-                    // The tree also with the versions in between.
-                    let is_end = [newest(&versions), oldest(&versions)].contains(&version.as_str());
-                    if via == Via::Server && !is_end {
+                    // The other versions copy only the tree.
+                    let is_oldest_or_newest =
+                        [newest(&versions), oldest(&versions)].contains(&version.as_str());
+                    if via == Via::Server && !is_oldest_or_newest {
                         a_tree_is_copied_both_ways_despite_cut_connections(&way).await;
                     }
                     results_equal_those_of_kubectl(&way, ComparisonScope::Short).await;
@@ -226,7 +227,7 @@ async fn a_file_is_copied_both_ways_despite_cut_connections(way: &CopyTarget<'_>
     way.remove_all_files();
 }
 
-/// How much is compared.
+/// The extent of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ComparisonScope {
     /// A tree and a file, to the pod and back.
@@ -312,19 +313,19 @@ async fn copies_work_through_a_proxy_that_supports_only_websocket(
         command.args(["cp", "-v=1", "-n", Node::NAMESPACE, from, to]);
         let output = timeout(COMMAND_TIMEOUT, command.output()).await;
         let output = output.expect("it hangs").unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        (output.status.code(), said)
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), stderr)
     };
     let (local, remote) = (tree.display().to_string(), way.remote("by-nginx"));
-    let (code, said) = copy(&local, &remote).await;
+    let (code, stderr) = copy(&local, &remote).await;
     if way.via == Via::Server && !is_since(version, 30) {
         // This kubectl supports only SPDY, which the proxy does not forward.
-        assert_eq!(code, Some(1), "{said}");
+        assert_eq!(code, Some(1), "{stderr}");
         assert!(!way.in_pod("by-nginx").exists());
         return;
     }
     let expected = (Some(0), "skewbridge: using WebSocket\n".to_owned());
-    assert_eq!((code, said), expected, "{version} {:?}", way.via);
+    assert_eq!((code, stderr), expected, "{version} {:?}", way.via);
     assert_eq!(copy(&remote, &back.display().to_string()).await, expected);
     let whole = listing(&tree);
     assert_eq!(listing(&way.in_pod("by-nginx")), whole);

@@ -13,7 +13,7 @@ const CHECKS: [&str; 5] = [
 ];
 
 #[tokio::test]
-async fn client_go_sees_every_control_plane_the_same_through_its_bridges() {
+async fn client_go_has_the_same_results_through_the_bridges_of_every_control_plane() {
     for versions in control_planes() {
         println!("plane {versions:?}");
         check_control_plane(&versions).await;
@@ -22,10 +22,10 @@ async fn client_go_sees_every_control_plane_the_same_through_its_bridges() {
 
 async fn check_control_plane(versions: &[String]) {
     // Servers use CBOR only if it is enabled.
-    let speaks_cbor = |version: &str| is_since(version, 32);
+    let supports_cbor = |version: &str| is_since(version, 32);
     let servers = versions.iter().map(|version| {
         let server = ServerSpec::of(version);
-        if speaks_cbor(version) {
+        if supports_cbor(version) {
             server.gate("CBORServingAndStorage", true)
         } else {
             server
@@ -48,7 +48,7 @@ async fn check_control_plane(versions: &[String]) {
                 assert_eq!(seen["ListMethod"], method, "{seen:#}");
             }
         }
-        if speaks_cbor(version) {
+        if supports_cbor(version) {
             same_both_ways(&plane, server, "cbor").await;
         }
         commands_have_the_same_result(&plane, server, "exec-spdy").await;

@@ -21,9 +21,12 @@ async fn a_control_plane_of_three_starts_quickly_and_leaves_no_processes() {
     let versions = [oldest(&versions), newest(&versions), newest(&versions)];
     let start = Instant::now();
     let plane = ControlPlane::start(&versions.map(ServerSpec::of)).await;
-    let took = start.elapsed();
-    println!("{versions:?} were ready after {:.1} s", took.as_secs_f64());
-    assert!(took < START_TIMEOUT, "{took:?}");
+    let elapsed = start.elapsed();
+    println!(
+        "{versions:?} were ready after {:.1} s",
+        elapsed.as_secs_f64()
+    );
+    assert!(elapsed < START_TIMEOUT, "{elapsed:?}");
 
     each_server_has_its_own_identity(&plane).await;
 

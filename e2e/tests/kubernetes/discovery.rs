@@ -55,22 +55,22 @@ async fn every_bridge_discovers_what_all_servers_serve() {
             "all bridges show the same",
             PEER_DISCOVERY_TIMEOUT,
             async || {
-                let mut shown = BTreeSet::new();
+                let mut shown_resources = BTreeSet::new();
                 for server in all.clone() {
-                    shown.insert(api_resources(&plane, server, Via::Bridge).await);
+                    shown_resources.insert(api_resources(&plane, server, Via::Bridge).await);
                 }
-                shown.len() == 1
+                shown_resources.len() == 1
             },
         )
         .await;
-        let shown = api_resources(&plane, 0, Via::Bridge).await;
+        let shown_resources = api_resources(&plane, 0, Via::Bridge).await;
         let names = |list: &BTreeSet<String>| -> BTreeSet<String> {
             let words = list.iter().filter_map(|line| line.split(' ').next());
             words.map(str::to_owned).collect()
         };
         for server in all.clone() {
             let own = api_resources(&plane, server, Via::Server).await;
-            assert!(names(&own).is_subset(&names(&shown)));
+            assert!(names(&own).is_subset(&names(&shown_resources)));
         }
         for server in all {
             everything_discovered_works(&plane, server).await;
@@ -92,11 +92,11 @@ async fn everything_discovered_works(plane: &ControlPlane, server: usize) {
         walkers.spawn(request_part(client, part.to_vec()));
     }
     let (mut counts, mut faults) = (RequestCounts::new(), Vec::new());
-    for (their_asked, their_faults) in walkers.join_all().await {
-        for (what, count) in their_asked {
+    for (part_counts, part_faults) in walkers.join_all().await {
+        for (what, count) in part_counts {
             *counts.entry(what).or_default() += count;
         }
-        faults.extend(their_faults);
+        faults.extend(part_faults);
     }
     let resources = all.len();
     println!(
@@ -153,7 +153,7 @@ fn probes(of: &DiscoveredResource) -> Vec<Probe> {
         probes.push(("get", request, right));
     }
     if can("create") {
-        // No kind accepts a number as its name: a server that validates it knows the kind.
+        // No kind accepts a number as its name: a server that validates the name serves the kind.
         let request = Request::new("POST", &format!("{collection}?dryRun=All"));
         let request = request.body("application/json", r#"{"metadata":{"name":1}}"#);
         probes.push(("create", request, is_rejected));

@@ -55,7 +55,7 @@ async fn every_user_gets_what_the_server_responds() {
     for server in 0..servers.len() {
         let mut client = alice.client(&plane, server, Via::Bridge);
         let request = alice.request("/apis");
-        eventually("alice may not read any more", CACHE_TIMEOUT, async || {
+        eventually("alice is no longer authorized", CACHE_TIMEOUT, async || {
             client.send(&request).await.unwrap().status == 403
         })
         .await;
@@ -133,10 +133,14 @@ impl Reader {
 async fn responses_are_equal(plane: &ControlPlane, server: usize, path: &str, readers: &[Reader]) {
     let mut allowed = readers[1].client(plane, server, Via::Bridge);
     // The bridge itself responds to this user: servers add an audit ID to their own responses.
-    eventually("alice is remembered", CACHE_TIMEOUT, async || {
-        let answer = allowed.send(&readers[1].request(path)).await.unwrap();
-        answer.status == 200 && answer.header("audit-id").is_none()
-    })
+    eventually(
+        "the permission of alice is cached",
+        CACHE_TIMEOUT,
+        async || {
+            let answer = allowed.send(&readers[1].request(path)).await.unwrap();
+            answer.status == 200 && answer.header("audit-id").is_none()
+        },
+    )
     .await;
     for reader in readers {
         let request = reader.request(path);
@@ -179,7 +183,7 @@ fn group(name: &str) -> Value {
     json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": name})
 }
 
-/// Only these may read discovery; waits until all servers apply it.
+/// Allows only these users to read discovery; waits until all servers apply that.
 async fn allow(plane: &ControlPlane, subjects: Value) {
     let patch = json!({"subjects": subjects}).to_string();
     let request = Request::new("PATCH", BINDING).body("application/merge-patch+json", &patch);
@@ -200,7 +204,7 @@ async fn allow(plane: &ControlPlane, subjects: Value) {
             let address = plane.servers[server].at(Via::Server);
             let mut client = HttpClient::new(tls, address, Protocol::H2);
             eventually(
-                "the server knows the new rights",
+                "the server applies the new rights",
                 CACHE_TIMEOUT,
                 async || client.send(&Request::get("/apis")).await.unwrap().status == expected,
             )

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use skewbridge_e2e::{
     AGGREGATED, ControlPlane, DiscoveredResource, HttpClient, Protocol, Request, ServerSpec, Via,
-    control_planes, newest, oldest,
+    control_planes, newest, old_and_new_versions, oldest,
 };
 use skewbridge_testkit::eventually;
 use tokio::time::sleep;
@@ -32,6 +32,14 @@ const WATCH_TERMINATION_FLAG: &str = "--shutdown-watch-termination-grace-period=
 /// How many resources are created and deleted.
 const ROUNDS: u32 = 10;
 
+/// How many changes are made after a bridge has begun to answer from memory, which takes 5 s each.
+const SETTLED_ROUNDS: u32 = 3;
+
+/// The same in the test that takes long.
+const MANY_SETTLED_ROUNDS: u32 = 100;
+
+const MEMORY_ANSWERS: &str = "skewbridge_discovery_memory_answers_total";
+
 /// The test blocks its thread while servers exit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_are_shown_in_time() {
@@ -44,21 +52,34 @@ async fn changes_are_shown_in_time() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes ten minutes"]
+async fn a_hundred_changes_made_elsewhere_are_shown_in_time() {
+    let Some([old, new]) = old_and_new_versions() else {
+        return;
+    };
+    let server = |version| ServerSpec::of(version).peer().flag(WATCH_TERMINATION_FLAG);
+    let plane = ControlPlane::start(&[server(&old), server(&new)]).await;
+    wait_until_all_show_the_union(&plane, &[0, 1], PEER_DISCOVERY_TIMEOUT).await;
+    changes_made_elsewhere_end_answers_from_memory(&plane, (0, 1), MANY_SETTLED_ROUNDS).await;
+}
+
 async fn check_versions(old: &str, new: &str) {
     let server = |version| ServerSpec::of(version).peer().flag(WATCH_TERMINATION_FLAG);
     let mut plane = ControlPlane::start(&[server(old), server(new)]).await;
     wait_until_all_show_the_union(&plane, &[0, 1], PEER_DISCOVERY_TIMEOUT).await;
     custom_resources_are_shown_immediately(&plane, 0).await;
     custom_resources_are_shown_immediately(&plane, 1).await;
+    changes_made_elsewhere_end_answers_from_memory(&plane, (0, 1), SETTLED_ROUNDS).await;
 
     // In place, under a bridge that keeps running.
     for (node, version) in [(1, old), (0, new)] {
         plane.stop_server(node, "TERM");
         plane.replace_server(node, version);
         plane.start_server(node);
-        wait_until_shown(&plane, node, "its bridge stayed").await;
+        wait_until_shown(&plane, node, "the bridge kept running").await;
     }
-    // With their bridges.
+    // Together with their bridges.
     stop_and_check_unavailable(&mut plane, 0, 1).await;
     restart(&mut plane, 0, old).await;
     stop(&mut plane, 1);
@@ -86,7 +107,7 @@ async fn stop_and_check_unavailable(plane: &mut ControlPlane, node: usize, other
     let other_names = names(plane, other, Via::Server).await;
     let mut own = plane.discovered(node, Via::Server).await.into_iter();
     let only = own.find(|it| it.verbs.contains("list") && !other_names.contains(&path(it)));
-    let only = path(&only.expect("something that only it serves"));
+    let only = path(&only.expect("an API that only this server serves"));
     stop(plane, node);
     let left = Instant::now();
     while left.elapsed() < MAX_PROPAGATION {
@@ -104,9 +125,9 @@ async fn wait_until_shown(plane: &ControlPlane, node: usize, how: &str) {
     let ready = Instant::now();
     plane.wait_for_ready(&what, server.bridge).await;
     wait_until_all_show_the_union(plane, &[0, 1], PEER_DISCOVERY_TIMEOUT).await;
-    let took = ready.elapsed();
-    println!("node {what}, {how}: {took:.1?}");
-    assert!(took < MAX_PROPAGATION, "{took:?}");
+    let elapsed = ready.elapsed();
+    println!("node {what}, {how}: {elapsed:.1?}");
+    assert!(elapsed < MAX_PROPAGATION, "{elapsed:?}");
 }
 
 /// Waits until the bridges of these servers show what these servers serve, and nothing else.
@@ -139,7 +160,7 @@ fn path(of: &DiscoveredResource) -> String {
 /// not changed for 5 s. Servers add an audit ID to their own responses.
 async fn wait_until_cached(client: &mut HttpClient) {
     eventually(
-        "the bridge answers by itself",
+        "the bridge answers from its cache",
         PUBLISH_TIMEOUT,
         async || {
             let request = Request::get("/apis").header("Accept", AGGREGATED);
@@ -191,9 +212,43 @@ async fn custom_resources_are_shown_immediately(plane: &ControlPlane, server: us
             }
         }
     }
-    println!(
-        "{ROUNDS} custom resources at bridge {server}: at once, by answers of at most {longest:.1?}"
-    );
+    println!("{ROUNDS} custom resources at bridge {server}: shown at once, within {longest:.1?}");
+}
+
+/// A bridge answers from memory; then a custom resource is created at another server. Once the bridge's
+/// own server shows it, the next answer of the bridge shows it too: it is never later than its server.
+async fn changes_made_elsewhere_end_answers_from_memory(
+    plane: &ControlPlane,
+    (server, other): (usize, usize),
+    rounds: u32,
+) {
+    let mut direct = plane.http_client(server, Via::Server, Protocol::H2);
+    let mut bridged = plane.http_client(server, Via::Bridge, Protocol::H2);
+    let mut elsewhere = plane.http_client(other, Via::Server, Protocol::H2);
+    for round in 0..rounds {
+        let group = format!("elsewhere{round}.example.com");
+        eventually("answers from memory", PUBLISH_TIMEOUT, async || {
+            let before = memory_answers(plane, server).await;
+            assert!(!shows(&mut bridged, &group).await);
+            memory_answers(plane, server).await > before
+        })
+        .await;
+        let request = Request::new("POST", CUSTOM_RESOURCES);
+        let request = request.body("application/json", &custom_resource(&group).to_string());
+        let made = elsewhere.send(&request).await.unwrap();
+        assert_eq!(made.status, 201, "{}", made.text());
+        eventually(&group, PUBLISH_TIMEOUT, async || {
+            shows(&mut direct, &group).await
+        })
+        .await;
+        assert!(shows(&mut bridged, &group).await, "{group}");
+    }
+    println!("{rounds} of {rounds} changes made elsewhere are shown with the next answer");
+}
+
+async fn memory_answers(plane: &ControlPlane, server: usize) -> u64 {
+    let metrics = plane.metrics(plane.servers[server].admin).await;
+    metrics.sum(MEMORY_ANSWERS, &[])
 }
 
 fn custom_resource(group: &str) -> Value {

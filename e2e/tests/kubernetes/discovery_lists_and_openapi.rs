@@ -1,5 +1,5 @@
-//! The parts of the cluster view that KEP-4020 leaves to each server, through any bridge:
-//! lists for older clients, the core group, OpenAPI.
+//! The parts of merged discovery that KEP-4020 does not specify, through any bridge: lists for
+//! older clients, the core group, OpenAPI.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,7 +18,7 @@ const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
      application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 
 #[tokio::test]
-async fn older_clients_and_openapi_see_the_whole_cluster() {
+async fn older_lists_and_openapi_contain_the_whole_cluster() {
     for versions in control_planes() {
         if newest(&versions) == oldest(&versions) {
             continue;
@@ -82,7 +82,7 @@ async fn version_specific_apis(plane: &ControlPlane) -> Vec<VersionSpecificApi> 
     }
     assert!(
         !version_specific_apis.is_empty(),
-        "the versions differ by nothing"
+        "the versions serve the same APIs"
     );
     version_specific_apis
 }

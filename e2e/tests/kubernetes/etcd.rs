@@ -92,7 +92,7 @@ async fn an_error_contains_the_message_of_etcd() {
 }
 
 #[tokio::test]
-async fn a_key_lives_as_long_as_its_lease_is_kept_alive() {
+async fn a_key_exists_while_its_lease_is_kept_alive() {
     let (_dir, _etcd, client) = start_etcd().await;
     let lease = client.grant(Duration::from_secs(2)).await.unwrap();
     let at = client.put(b"/p/a", b"1", Some(lease.id)).await.unwrap();
@@ -214,7 +214,7 @@ async fn client_certificates_are_accepted() {
     let lease = known.grant(Duration::from_secs(30)).await.unwrap();
     assert!(known.keep_alive(lease.id).await.unwrap().is_some());
 
-    let anonymous = Ca::new("stranger").client("kube-apiserver-etcd-client", &[]);
+    let anonymous = Ca::new("untrusted").client("kube-apiserver-etcd-client", &[]);
     for identity in [None, Some(anonymous)] {
         let error = client(identity).get(b"/p/a").await.unwrap_err();
         assert!(matches!(error, Error::Connection { .. }), "{error}");

@@ -117,8 +117,8 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
     }
 }
 
-/// The new server has no bridge, and its own client CA file, which the bridge of the old
-/// one cannot read. Only the published client CAs of the servers reveal it.
+/// The new server has no bridge, and its own client CA file, which the bridge of the old one cannot
+/// read. Only the client CAs that the servers publish show it.
 #[tokio::test]
 async fn a_directly_contacted_server_gets_tokens_without_the_certificate() {
     let Some([old, new]) = old_and_new_versions() else {
@@ -148,7 +148,7 @@ async fn a_directly_contacted_server_gets_tokens_without_the_certificate() {
     let both = plane.ca().pem() + &plane.front_proxy_ca().pem();
     plane.file("direct-ca.crt", &both);
     eventually(
-        "the server takes front proxies for users",
+        "the server authenticates front proxies as users",
         RELOAD_TIMEOUT,
         async || {
             let answer = send(&front_proxy, &plane, NEW, Via::Server, &[JUNK, HOP]).await;

@@ -59,8 +59,8 @@ impl<'a> Kubectl<'a> {
     fn new(plane: &'a ControlPlane, token: &'a SoftToken, label: &str, web_sockets: bool) -> Self {
         let pin = plane.file("pin", "246810\n");
         let file = |name: &str| {
-            let there = std::path::Path::new(&pin).with_file_name(name);
-            there.display().to_string()
+            let path = std::path::Path::new(&pin).with_file_name(name);
+            path.display().to_string()
         };
         let config = json!({
             "current-context": "c",
@@ -119,11 +119,11 @@ impl<'a> Kubectl<'a> {
             .spawn()
             .unwrap();
         let mut input = child.stdin.take().unwrap();
-        let feeding = async move {
+        let writing_stdin = async move {
             // A command may exit before it has read its input.
             let _ = input.write_all(stdin).await;
         };
-        let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
+        let both = async { tokio::join!(writing_stdin, child.wait_with_output()).1 };
         let output = timeout(COMMAND_TIMEOUT, both).await;
         let output = output
             .unwrap_or_else(|_| panic!("{words:?} hangs"))
@@ -155,7 +155,7 @@ async fn objects_are_listed_and_watched(kubectl: &Kubectl<'_>) {
     let words = ["get", "pods", "--watch", "-o", "name"];
     let mut watch = RunningKubectl::start(&mut kubectl.command(&words));
     assert_eq!(watch.line().await, format!("pod/{}", Node::POD));
-    // The watch has started: kubectl has listed before.
+    // The watch has started, because kubectl lists first.
     let label = format!("seen={}", kubectl.web_sockets);
     let words = ["label", "--overwrite", "pod", Node::POD, &label];
     kubectl.ok(&words).await;

@@ -1,9 +1,9 @@
 //! Informers and leader election of client-go for a minute, through the bridges of a playground
 //! whose servers are upgraded, downgraded, stopped and killed meanwhile.
 //!
-//! The guarantees: no informer gets a false deletion, misses an object or has one twice; no
-//! client gets "no such resource" while a server has it, or comes back with it; there are never
-//! two leaders, and a new leader is always elected.
+//! The guarantees: no informer gets a false deletion, misses an object or has one twice; no client
+//! gets "no such resource" while a server has the resource, or returns with it; there are never two
+//! leaders, and a new leader is always elected.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const MIN_DURATION: Duration = Duration::from_mins(1);
 /// after repeated rejections.
 const COMMAND_TIMEOUT: Duration = Duration::from_mins(3);
 
-/// How long a server is down: long enough for all clients to notice.
+/// How long a server is down: long enough for all clients to detect it.
 const OUTAGE_DURATION: Duration = Duration::from_millis(1500);
 
 const NAMESPACE: &str = "upgrades";
@@ -32,9 +32,9 @@ const NEWEST_RESOURCE: &str = "mutatingadmissionpolicies";
 /// What happens to a server, named by its initial version.
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// It is replaced in place, and another server has its APIs.
+    /// The server is replaced in place, and another server has its APIs.
     Replaced(&'static str, &'static str),
-    /// It stops in this way, and comes back.
+    /// The server stops in this way, and is started again.
     Away(&'static str, &'static str),
     /// The only server of the newest API is replaced by one without it, and back.
     Without(&'static str),

@@ -1,5 +1,5 @@
-//! A bridge in front of a server with the feature off and a real server with the feature on
-//! are peers: neither detects what the other is.
+//! A bridge in front of a server with the feature off and a real server with the feature on are
+//! peers: neither detects which kind of peer the other is.
 
 use std::time::Duration;
 
@@ -34,12 +34,12 @@ async fn a_bridge_and_a_real_peer_are_peers_of_each_other() {
     let mut plane = ControlPlane::start(&servers).await;
 
     // Neither server serves the API that is requested from it here.
-    let there = [
+    let missing_apis = [
         (BRIDGED, VersionSpecificApi::POLICIES),
         (BRIDGED, VersionSpecificApi::TAINT_RULES),
         (NATIVE, VersionSpecificApi::ATTRIBUTES_CLASSES),
     ];
-    for (server, special) in there {
+    for (server, special) in missing_apis {
         let path = special.path;
         let what = format!("{path} through {server}");
         eventually(&what, PEER_DISCOVERY_TIMEOUT, async || {
@@ -55,14 +55,14 @@ async fn a_bridge_and_a_real_peer_are_peers_of_each_other() {
     }
     the_record_points_to_the_bridge(&mut plane).await;
 
-    for (server, special) in there {
+    for (server, special) in missing_apis {
         objects_are_created_read_and_deleted(&plane, server, &special).await;
     }
     for (from, to, special) in [
         (BRIDGED, NATIVE, VersionSpecificApi::POLICIES),
         (NATIVE, BRIDGED, VersionSpecificApi::ATTRIBUTES_CLASSES),
     ] {
-        the_destination_knows_the_user(&plane, from, to, &special).await;
+        the_destination_authorizes_the_user(&plane, from, to, &special).await;
     }
 }
 
@@ -124,7 +124,7 @@ async fn allow_reading(plane: &ControlPlane, special: &VersionSpecificApi) {
 }
 
 /// The users are authorized, and the object does not exist.
-async fn the_destination_knows_the_user(
+async fn the_destination_authorizes_the_user(
     plane: &ControlPlane,
     from: usize,
     to: usize,
@@ -132,7 +132,7 @@ async fn the_destination_knows_the_user(
 ) {
     allow_reading(plane, special).await;
     for (user, name) in [(User::Alice, "alice"), (User::AdminAs("carol"), "carol")] {
-        let path = format!("{}/asked-for-by-{name}", special.path);
+        let path = format!("{}/requested-by-{name}", special.path);
         let mut entry = None;
         eventually(&format!("{path} in the log"), AUDIT_TIMEOUT, async || {
             let words = ["get", "--raw", &path];
@@ -145,14 +145,14 @@ async fn the_destination_knows_the_user(
         let entry = entry.unwrap();
         // kube-apiserver applies impersonation before it reroutes a request; a bridge
         // leaves it to the destination.
-        let asks = &entry["user"];
-        let counts = entry.get("impersonatedUser").unwrap_or(asks);
-        println!("{from} to {to}: {asks} {counts}");
-        assert_eq!(counts["username"], name, "{entry}");
+        let authenticated = &entry["user"];
+        let effective = entry.get("impersonatedUser").unwrap_or(authenticated);
+        println!("{from} to {to}: {authenticated} {effective}");
+        assert_eq!(effective["username"], name, "{entry}");
         if entry.get("impersonatedUser").is_some() {
-            assert_eq!(asks["username"], "admin", "{entry}");
+            assert_eq!(authenticated["username"], "admin", "{entry}");
         }
-        let groups: Vec<_> = counts["groups"].as_array().unwrap().iter().collect();
+        let groups: Vec<_> = effective["groups"].as_array().unwrap().iter().collect();
         assert!(groups.contains(&&"system:authenticated".into()), "{entry}");
         assert_eq!(groups.contains(&&"dev".into()), name == "alice", "{entry}");
     }

@@ -26,7 +26,7 @@ async fn check_control_plane(versions: &[String]) {
         responses_are_the_same(&plane, server).await;
         applied_objects_are_the_same(&plane, server).await;
         edited_objects_are_the_same(&plane, server).await;
-        a_watch_sees_changes_made_the_other_way(&plane, server).await;
+        a_watch_receives_changes_made_through_the_other_endpoint(&plane, server).await;
         kubectl_proxy_responds_the_same(&plane, server).await;
         a_service_account_is_audited_the_same(&plane, server).await;
         a_forged_identity_is_ignored(&plane, server).await;
@@ -99,9 +99,9 @@ async fn objects_are_created_changed_and_deleted(plane: &ControlPlane, server: u
         admin(Via::Server, &table).await
     );
     admin(Via::Bridge, &["-n", n, "delete", "configmap", "c"]).await;
-    let gone = same_both_ways(plane, server, User::Admin, &get).await;
-    assert_eq!(gone.code, Some(1));
-    assert!(gone.stderr.contains("NotFound"), "{}", gone.stderr);
+    let missing = same_both_ways(plane, server, User::Admin, &get).await;
+    assert_eq!(missing.code, Some(1));
+    assert!(missing.stderr.contains("NotFound"), "{}", missing.stderr);
 }
 
 /// Requests without side effects.
@@ -208,7 +208,10 @@ async fn edited_objects_are_the_same(plane: &ControlPlane, server: usize) {
     assert_eq!(results[1], results[0]);
 }
 
-async fn a_watch_sees_changes_made_the_other_way(plane: &ControlPlane, server: usize) {
+async fn a_watch_receives_changes_made_through_the_other_endpoint(
+    plane: &ControlPlane,
+    server: usize,
+) {
     let namespace = format!("e2e-{server}");
     let n = namespace.as_str();
     for (watching, other) in [(Via::Bridge, Via::Server), (Via::Server, Via::Bridge)] {

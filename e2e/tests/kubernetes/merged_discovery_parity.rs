@@ -13,7 +13,7 @@ use skewbridge_testkit::{Response, eventually};
 /// From the last readiness to the time when all servers know each other.
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The merge order depends on identities: once the one is first, once the other.
+/// The merge order depends on identities: each of the two servers is first once.
 #[tokio::test]
 async fn a_bridge_merges_like_a_real_server() {
     let ours = || ServerSpec::of("1.34.4").peer();
@@ -31,7 +31,7 @@ async fn a_bridge_merges_like_a_real_server() {
     assert_eq!(first, [false, true]);
 }
 
-/// Both show everything that only one of them serves.
+/// Waits until both show everything that only one of them serves.
 async fn wait_until_all_is_shown(plane: &ControlPlane, ours: usize, real: usize) {
     eventually("both show everything", PEER_DISCOVERY_TIMEOUT, async || {
         let mut all_shown = true;

@@ -44,7 +44,7 @@ async fn a_deleted_custom_resource_stays_not_found() {
         })
         .await;
     }
-    // Now both serve it, and each bridge learns that the other's server does.
+    // Now both servers serve it, and each bridge has discovery of the other server.
     for server in [OLD, NEW] {
         plane.start_bridge(server);
     }
@@ -79,15 +79,15 @@ async fn a_deleted_custom_resource_stays_not_found() {
         "things are not found any more",
         SERVER_TIMEOUT,
         async || {
-            let mut gone = true;
+            let mut is_missing = true;
             for bridge in &mut bridges {
                 let direct = plane.status(bridge.server, Via::Server, THINGS).await;
                 let status = bridge.poll().await;
                 // The request to the bridge was sent after the one to its server.
                 assert!(direct != 404 || status == 404, "{status} after 404");
-                gone &= status == 404;
+                is_missing &= status == 404;
             }
-            gone
+            is_missing
         },
     )
     .await;

@@ -1,5 +1,5 @@
-//! etcd is unreachable, crashes, or loses members: routing continues from known state, and
-//! the records of bridges are back as soon as etcd is.
+//! etcd is unreachable, crashes, or loses members: routing continues from known state, and the
+//! records of bridges exist again as soon as etcd is available.
 
 use std::time::{Duration, Instant};
 
@@ -133,7 +133,7 @@ async fn records_survive_a_crash_of_etcd() {
     plane.wait_until_ready().await;
 }
 
-/// A bridge switches to the next member, so each is the one in use in turn.
+/// A bridge switches to the next member, so each member is in use in turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "long: cargo xtask e2e --all"]
 async fn records_survive_the_loss_of_any_etcd_member() {
@@ -180,7 +180,7 @@ async fn records_outlive_one_without_keepalive(plane: &ControlPlane, etcd: &Clie
         etcd.watch_prefix(marker, put.next()).await.ok()
     };
     let mut watch = None;
-    eventually("etcd takes a record", COMMAND_TIMEOUT, async || {
+    eventually("etcd stores a record", COMMAND_TIMEOUT, async || {
         watch = granted().await;
         watch.is_some()
     })
@@ -204,7 +204,7 @@ async fn records_outlive_one_without_keepalive(plane: &ControlPlane, etcd: &Clie
     };
     timeout(COMMAND_TIMEOUT, first)
         .await
-        .expect("the record ends");
+        .expect("the record expires");
     assert_records_exist(plane, etcd).await;
 }
 

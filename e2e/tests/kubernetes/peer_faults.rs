@@ -1,4 +1,4 @@
-//! The only server of an API is killed and restarted; and a bridge whose gate is off.
+//! The only server of an API is killed and restarted; and a bridge whose feature gate is off.
 //!
 //! No client gets "not found" for an API that a server of the cluster serves, as long as its
 //! identity Lease exists: it gets a 503 Status with `Retry-After` while none of those servers
@@ -22,7 +22,7 @@ use crate::peer_pair::{
 /// How long a server that has returned may stay unused.
 const REUSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the API of a dead server is polled: longer than its record in etcd lives.
+/// How long the API of a dead server is polled: longer than the lifetime of its record in etcd.
 const DEAD_POLL_DURATION: Duration = Duration::from_secs(25);
 
 /// The interval between two requests of a client: a steady load, not a flood.

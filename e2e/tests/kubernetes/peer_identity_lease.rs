@@ -14,11 +14,11 @@ use crate::peer_pair::{
     wait_until_served, wait_until_served_by,
 };
 
-/// For a bridge to see that its server has no Lease, and to renew its own.
+/// For a bridge to detect that its server has no Lease, and to renew its own.
 const LEASE_TIMEOUT: Duration = Duration::from_mins(1);
 
 #[tokio::test]
-async fn a_bridge_keeps_the_lease_of_a_server_that_keeps_none() {
+async fn a_bridge_renews_the_lease_of_a_server_that_renews_none() {
     let Some([old, new]) = old_and_new_versions() else {
         return;
     };
@@ -28,7 +28,7 @@ async fn a_bridge_keeps_the_lease_of_a_server_that_keeps_none() {
     ];
     let mut plane = ControlPlane::start(&servers).await;
     let path = lease_path(&plane, OLD);
-    eventually("the Lease is there", LEASE_TIMEOUT, async || {
+    eventually("the Lease exists", LEASE_TIMEOUT, async || {
         plane.status(NEW, Via::Server, &path).await == 200
     })
     .await;
@@ -73,7 +73,7 @@ async fn a_bridge_keeps_the_lease_of_a_server_that_keeps_none() {
     assert_eq!(plane.status(NEW, Via::Server, &lease).await, 200);
 }
 
-/// As if a bridge did not see the host name of its server.
+/// As if a bridge did not have the host name of its server.
 #[tokio::test]
 #[ignore = "long: cargo xtask e2e --all"]
 async fn an_identity_that_no_server_has_is_reported() {
@@ -83,9 +83,11 @@ async fn an_identity_that_no_server_has_is_reported() {
             .peer()
             .bridge_flag("--apiserver-identity=apiserver-unknown");
         let plane = ControlPlane::start(&[server]).await;
-        eventually("it is doubted", LEASE_TIMEOUT, async || {
-            debug_peers(&plane, 0).await["local"]["problem"].is_string()
-        })
+        eventually(
+            "the identity is reported as doubtful",
+            LEASE_TIMEOUT,
+            async || debug_peers(&plane, 0).await["local"]["problem"].is_string(),
+        )
         .await;
         let view = debug_peers(&plane, 0).await;
         let problem = view["local"]["problem"].as_str().unwrap();

@@ -61,7 +61,7 @@ async fn peers_are_found_by_their_leases() {
     assert_no_record_in_etcd(&mut plane).await;
 
     eventually(
-        "what it serves is on its Lease",
+        "the served record of the server is on its Lease",
         PEER_DISCOVERY_TIMEOUT,
         async || {
             lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED_ANNOTATION].is_string()
@@ -137,7 +137,7 @@ async fn peers_are_found_by_a_file() {
 
     // The Lease contains what a server serves, and no address.
     eventually(
-        "what it serves is on its Lease",
+        "the served record of the server is on its Lease",
         PEER_DISCOVERY_TIMEOUT,
         async || {
             lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED_ANNOTATION].is_string()
@@ -152,13 +152,13 @@ async fn peers_are_found_by_a_file() {
         "{lease}"
     );
 
-    // A bridge that shuts down announces it there. Only the file contains the address of
+    // A bridge that shuts down announces that in its Lease. Only the file contains the address of
     // its server.
     plane.stop_bridge(NEW, "TERM");
     let policies = VersionSpecificApi::POLICIES.path;
     let peer = async |plane: &ControlPlane| debug_peers(plane, OLD).await["peers"][0].clone();
     eventually(
-        "it is known to have left",
+        "the departure of the bridge is known",
         PEER_DISCOVERY_TIMEOUT,
         async || peer(&plane).await["state"] == "bridge-left",
     )
@@ -181,7 +181,7 @@ async fn peers_are_found_by_a_file() {
     // A server that the administrator removes from the file has left, too.
     plane.file("peers.yaml", &format!("peers:\n{}", entries[0]));
     eventually(
-        "it is not asked any more",
+        "the removed server gets no requests",
         PEER_DISCOVERY_TIMEOUT,
         async || plane.status(OLD, Via::Bridge, policies).await == 503,
     )

@@ -82,7 +82,7 @@ async fn check_unreachable(plane: &mut ControlPlane, others: &[usize], what: &st
     plane.stop_bridge(OLD, "TERM");
     for server in others {
         eventually(
-            "it is known to have left",
+            "the departure of the bridge is known",
             PEER_DISCOVERY_TIMEOUT,
             async || {
                 let peers = debug_peers(plane, *server).await["peers"].clone();
@@ -96,9 +96,11 @@ async fn check_unreachable(plane: &mut ControlPlane, others: &[usize], what: &st
     let watched = async |server: usize| -> (StatusCounts, Duration) {
         let answers = poll(shared, server, OLD_ONLY.path, POLL_DURATION).await;
         let over = ROLLOUT_GRACE + GIVE_UP_TIMEOUT;
-        eventually("it counts as a server without a bridge", over, async || {
-            shared.status(server, Via::Bridge, OLD_ONLY.path).await == 404
-        })
+        eventually(
+            "the server counts as one without a bridge",
+            over,
+            async || shared.status(server, Via::Bridge, OLD_ONLY.path).await == 404,
+        )
         .await;
         (answers, left.elapsed())
     };

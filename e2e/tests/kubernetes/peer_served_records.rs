@@ -1,8 +1,8 @@
-//! The APIs of a server stay known after the processes that know them.
+//! The APIs of a killed server stay known after a restart of the bridge that clients use.
 //!
 //! The only server of an API is killed, with or without its bridge; then the bridge that
 //! clients use restarts. For two minutes the API is 503 and never 404: its server has a valid
-//! Lease, and bridges and state files know what it serves.
+//! Lease, and served records are in the registry and in state directories.
 
 use std::time::{Duration, Instant};
 
@@ -54,38 +54,41 @@ async fn a_bridge_that_restarts_beside_a_dead_peer_never_responds_404() {
     let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let [mut bridge_lives, mut both_die] = start_control_planes(&old, &new).await;
-    bridge_lives.stop_server(NEW, "KILL");
-    both_die.stop_server(NEW, "KILL");
-    both_die.stop_bridge(NEW, "KILL");
+    let [mut bridge_runs, mut both_killed] = start_control_planes(&old, &new).await;
+    bridge_runs.stop_server(NEW, "KILL");
+    both_killed.stop_server(NEW, "KILL");
+    both_killed.stop_bridge(NEW, "KILL");
     // With the state directory only: the registry is cleared.
-    let key = format!("/registry/skewbridge/served/{}", identity(&both_die, NEW));
-    assert!(etcd(&mut both_die).delete(key.as_bytes()).await.unwrap());
-    for plane in [&mut bridge_lives, &mut both_die] {
+    let key = format!(
+        "/registry/skewbridge/served/{}",
+        identity(&both_killed, NEW)
+    );
+    assert!(etcd(&mut both_killed).delete(key.as_bytes()).await.unwrap());
+    for plane in [&mut bridge_runs, &mut both_killed] {
         plane.stop_bridge(OLD, "KILL");
         plane.start_bridge(OLD);
     }
     let path = VersionSpecificApi::POLICIES.path;
     let (one, other) = tokio::join!(
-        poll(&bridge_lives, OLD, path, POLL_DURATION),
-        poll(&both_die, OLD, path, POLL_DURATION),
+        poll(&bridge_runs, OLD, path, POLL_DURATION),
+        poll(&both_killed, OLD, path, POLL_DURATION),
     );
-    for (seen, plane) in [(one, "its bridge lives"), (other, "both are dead")] {
+    for (seen, plane) in [(one, "its bridge still runs"), (other, "both are dead")] {
         println!("{plane}: {seen:?}");
         assert_eq!(seen.count(404), 0, "{seen:?}");
         assert_eq!(seen.count(200), 0, "{seen:?}");
         assert!(seen.count(503) > 100, "{seen:?}");
     }
     // An unknown API is still 404.
-    let nobodys = "/apis/admissionregistration.k8s.io/v1/nothings";
-    for plane in [&bridge_lives, &both_die] {
-        assert_eq!(plane.status(OLD, Via::Bridge, nobodys).await, 404);
+    let unserved_path = "/apis/admissionregistration.k8s.io/v1/nothings";
+    for plane in [&bridge_runs, &both_killed] {
+        assert_eq!(plane.status(OLD, Via::Bridge, unserved_path).await, 404);
     }
-    for plane in [&mut bridge_lives, &mut both_die] {
+    for plane in [&mut bridge_runs, &mut both_killed] {
         plane.start_server(NEW);
     }
-    both_die.start_bridge(NEW);
-    for plane in [&mut bridge_lives, &mut both_die] {
+    both_killed.start_bridge(NEW);
+    for plane in [&mut bridge_runs, &mut both_killed] {
         plane.wait_until_ready().await;
         let since = Instant::now();
         wait_until_served(plane, &VersionSpecificApi::POLICIES, REUSE_TIMEOUT).await;

@@ -28,8 +28,8 @@ async fn peer_state(plane: &ControlPlane, server: usize) -> Value {
     debug_peers(plane, server).await["peers"][0]["state"].clone()
 }
 
-/// The address of the new server's bridge is one without a response, as behind a firewall:
-/// the kernel accepts connections, and no program does.
+/// The address of the new server's bridge does not respond, as behind a firewall: the kernel
+/// accepts connections, and no program does.
 fn unreachable_peer(old: &str, new: &str, firewall: &TcpListener) -> ControlPlane {
     let port = firewall.local_addr().unwrap().port();
     let servers = [
@@ -45,18 +45,18 @@ fn unreachable_peer(old: &str, new: &str, firewall: &TcpListener) -> ControlPlan
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_peers_and_stopped_bridges_never_make_an_api_not_found() {
+async fn unresponsive_peers_and_stopped_bridges_never_make_an_api_not_found() {
     let Some([old, new]) = old_and_new_versions() else {
         return;
     };
     let firewall = TcpListener::bind("127.0.0.1:0").unwrap();
     let pair = [ServerSpec::of(&old).peer(), ServerSpec::of(&new).peer()];
-    let walled = unreachable_peer(&old, &new, &firewall);
+    let behind_firewall = unreachable_peer(&old, &new, &firewall);
     let mut left = ControlPlane::prepare(&pair);
     let mut stopped = ControlPlane::prepare(&pair);
     left.start_all();
     stopped.start_all();
-    for plane in [&walled, &left, &stopped] {
+    for plane in [&behind_firewall, &left, &stopped] {
         plane.wait_until_ready().await;
     }
     wait_until_served(&left, &VersionSpecificApi::POLICIES, PEER_DISCOVERY_TIMEOUT).await;
@@ -75,7 +75,7 @@ async fn silent_peers_and_stopped_bridges_never_make_an_api_not_found() {
     .await;
 
     let ((), (), ()) = tokio::join!(
-        a_peer_behind_a_firewall(&walled),
+        a_peer_behind_a_firewall(&behind_firewall),
         a_bridge_leaves(&mut left),
         a_bridge_is_stopped(&stopped),
     );
@@ -84,7 +84,7 @@ async fn silent_peers_and_stopped_bridges_never_make_an_api_not_found() {
 async fn a_peer_behind_a_firewall(plane: &ControlPlane) {
     let path = VersionSpecificApi::POLICIES.path;
     eventually(
-        "what it serves is known from the registry",
+        "the APIs of the peer are known from the registry",
         PEER_DISCOVERY_TIMEOUT,
         async || plane.status(OLD, Via::Bridge, path).await == 503,
     )
@@ -123,7 +123,7 @@ async fn a_bridge_leaves(plane: &mut ControlPlane) {
     // An older one does not, and listens on loopback.
     plane.stop_bridge(OLD, "TERM");
     eventually(
-        "it is known to have left",
+        "the departure of the bridge is known",
         PEER_DISCOVERY_TIMEOUT,
         async || peer_state(plane, NEW).await == "bridge-left",
     )
@@ -171,5 +171,5 @@ async fn a_bridge_is_stopped(plane: &ControlPlane) {
     assert!(answers.slowest_later < FAST_RESPONSE, "{answers:?}");
     let since = Instant::now();
     wait_until_served(plane, &VersionSpecificApi::POLICIES, PEER_DISCOVERY_TIMEOUT).await;
-    println!("found again {:.1?} after it went on", since.elapsed());
+    println!("found again {:.1?} after it was resumed", since.elapsed());
 }

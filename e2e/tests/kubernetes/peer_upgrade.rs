@@ -52,7 +52,7 @@ fn upgradable(version: &str) -> ServerSpec {
 
 /// The test blocks its thread while a process exits: the clients have their own threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_are_not_disrupted_when_one_of_two_peers_dies_or_is_replaced() {
+async fn clients_are_not_disrupted_when_one_of_two_peers_is_killed_or_replaced() {
     let Some([old, new]) = old_and_new_versions() else {
         return;
     };
@@ -79,7 +79,7 @@ async fn clients_are_not_disrupted_when_one_of_two_peers_dies_or_is_replaced() {
         }
     }
     for (server, first) in [(1, KillOrder::Server), (2, KillOrder::Bridge)] {
-        load.wait_until_all_succeed("before it dies").await;
+        load.wait_until_all_succeed("before the kill").await;
         match first {
             KillOrder::Server => {
                 plane.stop_server(server, "KILL");
@@ -100,7 +100,7 @@ async fn clients_are_not_disrupted_when_one_of_two_peers_dies_or_is_replaced() {
             "server {server} used again {:.1?} after readiness",
             since.elapsed()
         );
-        load.wait_until_all_succeed("after it died").await;
+        load.wait_until_all_succeed("after the kill").await;
     }
 
     for protocol in [Protocol::H1, Protocol::H2] {
@@ -117,7 +117,7 @@ async fn clients_are_not_disrupted_when_one_of_two_peers_dies_or_is_replaced() {
         (1, ServerTermination::Immediately),
         (2, ServerTermination::AfterDirectRequests),
     ] {
-        load.wait_until_all_succeed("before it ends").await;
+        load.wait_until_all_succeed("before the termination").await;
         let since = Instant::now();
         plane.stop_bridge(server, "TERM");
         println!("bridge {server} ended in {:.1?}", since.elapsed());
@@ -134,16 +134,16 @@ async fn clients_are_not_disrupted_when_one_of_two_peers_dies_or_is_replaced() {
         plane.start_bridge(server);
         plane.wait_until_ready().await;
         wait_until_both_are_used(&plane, REUSE_TIMEOUT).await;
-        load.wait_until_all_succeed("after it ended").await;
+        load.wait_until_all_succeed("after the termination").await;
     }
     load.stop.send_replace(true);
     let ended = tokio::time::timeout(COMMAND_TIMEOUT, clients.join_all()).await;
-    ended.expect("the clients end");
+    ended.expect("all clients have stopped");
     load.assert_no_failures();
     assert_writes_were_executed_once(&plane, &load).await;
 }
 
-/// Which of a server and its bridge dies first.
+/// Which of a server and its bridge is killed first.
 #[derive(Debug, Clone, Copy)]
 enum KillOrder {
     Server,
@@ -191,7 +191,7 @@ struct Shared {
     failures: Mutex<Vec<String>>,
     /// The names of created objects by their label.
     written: Mutex<HashMap<String, String>>,
-    /// What each watch has seen: how often which object was added.
+    /// The number of ADDED events of each watch, by object.
     seen: Mutex<Vec<HashMap<String, usize>>>,
     /// How often watches were resumed.
     resumed: AtomicUsize,

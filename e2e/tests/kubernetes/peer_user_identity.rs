@@ -1,4 +1,4 @@
-//! The server that responds knows the user, although the request came through two bridges.
+//! The server that responds authenticates the user, although the request came through two bridges.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ struct TestUser {
 }
 
 #[tokio::test]
-async fn the_server_that_responds_knows_the_user() {
+async fn the_server_that_responds_authenticates_the_user() {
     let Some(versions) = old_and_new_versions() else {
         return;
     };
@@ -130,26 +130,26 @@ async fn token(plane: &ControlPlane) -> String {
     let path = "/api/v1/namespaces/default/serviceaccounts";
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
         "metadata": {"name": "robot"}});
-    let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+    let token_request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
         "spec": {"audiences": []}});
     let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
-    let mut given = Value::Null;
+    let mut response = Value::Null;
     for (path, object) in [
         (path.to_owned(), account),
-        (format!("{path}/robot/token"), asked),
+        (format!("{path}/robot/token"), token_request),
     ] {
         let request = Request::new("POST", &path).body("application/json", &object.to_string());
         let created = client.send(&request).await.unwrap();
         assert_eq!(created.status, 201, "{}", created.text());
-        given = serde_json::from_slice(&created.body).unwrap();
+        response = serde_json::from_slice(&created.body).unwrap();
     }
-    given["status"]["token"].as_str().unwrap().to_owned()
+    response["status"]["token"].as_str().unwrap().to_owned()
 }
 
 async fn send_and_check_audit(plane: &ControlPlane, user: &TestUser, protocol: Protocol) {
     let name = user.name;
     let path = format!(
-        "{}/asked-for-by-{name}-{protocol:?}",
+        "{}/requested-by-{name}-{protocol:?}",
         VersionSpecificApi::POLICIES.path
     );
     let path = path.to_lowercase();
@@ -179,7 +179,7 @@ async fn send_and_check_audit(plane: &ControlPlane, user: &TestUser, protocol: P
     );
     let role = &entry["impersonatedUser"];
     assert_eq!(expected_fields(role, &user.role), user.role, "{entry}");
-    // The local server is only asked whether it accepts anonymous requests.
+    // The request to the local server only shows whether it accepts anonymous requests.
     if name != "anonymous" {
         assert_eq!(audit_event(plane, OLD, &path), None, "{name}");
     }

@@ -16,7 +16,7 @@ const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn peers(versions: &[String]) -> Vec<ServerSpec> {
     let servers = versions.iter().map(|version| {
-        // It would add finalizers to objects that are to be deleted immediately.
+        // This controller would add finalizers to objects that are to be deleted immediately.
         ServerSpec::of(version)
             .peer()
             .flag("--disable-admission-plugins=StorageObjectInUseProtection")
@@ -67,7 +67,7 @@ async fn an_api_of_one_server_is_served_by_all() {
         let partially_served_apis = partially_served_apis(&plane).await;
         assert!(
             !partially_served_apis.is_empty(),
-            "the versions differ by nothing"
+            "the versions serve the same APIs"
         );
         for special in &partially_served_apis {
             for server in 0..versions.len() {
@@ -159,26 +159,26 @@ async fn a_subresource_of_only_one_server_is_found(plane: &ControlPlane) {
     for server in 0..plane.servers.len() {
         assert_eq!(plane.status(server, Via::Server, path).await, 200);
     }
-    let manifest = VersionSpecificApi::TAINT_RULES.object("told");
+    let manifest = VersionSpecificApi::TAINT_RULES.object("rule");
     let manifest = manifest.replace("v1beta2", "v1alpha3");
     let request = Request::new("POST", path).body("application/json", &manifest);
     let created = bridge(plane, 0).send(&request).await.unwrap();
     assert_eq!(created.status, 201, "{}", created.text());
 
-    let of_status = format!("{path}/told/status");
+    let status_path = format!("{path}/rule/status");
     let mut serving = Vec::new();
     for server in 0..plane.servers.len() {
-        serving.push(plane.status(server, Via::Server, &of_status).await == 200);
+        serving.push(plane.status(server, Via::Server, &status_path).await == 200);
     }
     assert!(serving.contains(&true) && serving.contains(&false));
     for server in 0..plane.servers.len() {
         let mut client = bridge(plane, server);
-        let read = client.send(&Request::get(&of_status)).await.unwrap();
+        let read = client.send(&Request::get(&status_path)).await.unwrap();
         assert_eq!(read.status, 200, "{server}: {}", read.text());
-        let new_status = json!({"status": {"conditions": [{"type": "Told", "status": "True",
+        let new_status = json!({"status": {"conditions": [{"type": "Evicted", "status": "True",
             "reason": format!("By{server}"), "message": "",
             "lastTransitionTime": "2026-11-15T12:00:00Z"}]}});
-        let request = Request::new("PATCH", &of_status)
+        let request = Request::new("PATCH", &status_path)
             .body("application/merge-patch+json", &new_status.to_string());
         let patched = client.send(&request).await.unwrap();
         assert_eq!(patched.status, 200, "{server}: {}", patched.text());
@@ -186,7 +186,7 @@ async fn a_subresource_of_only_one_server_is_found(plane: &ControlPlane) {
         let reason = &patched["status"]["conditions"][0]["reason"];
         assert_eq!(*reason, format!("By{server}"), "{patched}");
     }
-    let deleted = Request::new("DELETE", &format!("{path}/told"));
+    let deleted = Request::new("DELETE", &format!("{path}/rule"));
     let deleted = bridge(plane, 0).send(&deleted).await.unwrap();
     assert_eq!(deleted.status, 200, "{}", deleted.text());
 }

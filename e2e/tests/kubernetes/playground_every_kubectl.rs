@@ -15,22 +15,22 @@ use crate::playground::{COMMAND_TIMEOUT, RELEASES, run};
 /// The documented bound. The start takes a tenth of it, even without optimisation.
 const READY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The best of so many starts counts: the machine may be busy.
+/// The best of this many starts counts: the machine may be busy.
 const START_ATTEMPTS: usize = 3;
 
 #[tokio::test]
 async fn a_playground_is_ready_in_three_seconds() {
-    let mut took = Vec::new();
-    while took.len() < START_ATTEMPTS {
+    let mut durations = Vec::new();
+    while durations.len() < START_ATTEMPTS {
         let began = Instant::now();
         let _playground = Playground::start().await;
-        took.push(began.elapsed());
+        durations.push(began.elapsed());
         println!("ready after {:.2?}", began.elapsed());
-        if took.last().is_some_and(|it| *it < READY_TIMEOUT) {
+        if durations.last().is_some_and(|it| *it < READY_TIMEOUT) {
             return;
         }
     }
-    panic!("ready after {took:.2?}, and the limit is {READY_TIMEOUT:?}");
+    panic!("ready after {durations:.2?}, and the limit is {READY_TIMEOUT:?}");
 }
 
 #[tokio::test]

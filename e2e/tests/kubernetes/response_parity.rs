@@ -277,24 +277,27 @@ fn accepting(request: Request, accept: &str) -> Request {
 async fn the_list_covers_the_expected_responses(plane: &ControlPlane, server: usize, cbor: bool) {
     let mut both = ClientPair::new(plane, server, User::Admin, Protocol::H2);
     let version = plane.servers[server].version.as_str();
-    let if_it_knows = |knows: bool| if knows { 200 } else { 406 };
+    let status_if = |is_supported: bool| if is_supported { 200 } else { 406 };
     // Aggregated discovery is stable from 1.30 on, and was beta until 1.32.
     let (stable, beta) = (is_since(version, 30), !is_since(version, 33));
     for (target, accept, status, content_type) in [
-        ("/apis", DISCOVERY, if_it_knows(stable), "json"),
-        ("/apis", DISCOVERY_BETA, if_it_knows(beta), "json"),
+        ("/apis", DISCOVERY, status_if(stable), "json"),
+        ("/apis", DISCOVERY_BETA, status_if(beta), "json"),
         ("/openapi/v2", OPENAPI, 200, "proto"),
         ("/openapi/v3/apis/apps/v1", OPENAPI_V3, 200, "proto"),
         (CLUSTER_ROLES, PROTOBUF, 200, "protobuf"),
         (CLUSTER_ROLES, TABLE, 200, "json"),
-        (CLUSTER_ROLES, CBOR, if_it_knows(cbor), ""),
+        (CLUSTER_ROLES, CBOR, status_if(cbor), ""),
         ("/api/v1/nodes", "application/xml", 406, "json"),
     ] {
         let request = accepting(Request::get(target), accept);
         let response = both.bridge.send(&request).await.unwrap();
-        let given = response.header("content-type").unwrap_or_default();
+        let received_type = response.header("content-type").unwrap_or_default();
         assert_eq!(response.status, status, "{request:?}");
-        assert!(given.contains(content_type), "{request:?}: {given}");
+        assert!(
+            received_type.contains(content_type),
+            "{request:?}: {received_type}"
+        );
     }
     let zipped = Request::get("/openapi/v2").header("Accept-Encoding", "gzip");
     let response = both.bridge.send(&zipped).await.unwrap();

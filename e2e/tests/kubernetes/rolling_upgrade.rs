@@ -20,7 +20,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin};
 use tokio::task::JoinSet;
 
-/// The time from the readiness of a server until a client sees its kinds.
+/// The time from the readiness of a server until its kinds are in discovery.
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often the output of the client is checked.
@@ -72,9 +72,9 @@ async fn upgrade_and_downgrade(versions: &[String]) {
             // Load balancers do not use a server that is about to stop.
             let other = (node + 1) % versions.len();
             vip.redirect(plane.servers[other].bridge).await;
-            let gone = std::mem::take(&mut kinds[node]);
+            let lost_kinds = std::mem::take(&mut kinds[node]);
             let left = kinds.union();
-            client.remove_kinds(gone.difference(&left)).await;
+            client.remove_kinds(lost_kinds.difference(&left)).await;
             client.resolve_all(&format!("{version}-{node}-goes")).await;
 
             replace(&mut plane, node, version).await;
@@ -87,7 +87,7 @@ async fn upgrade_and_downgrade(versions: &[String]) {
                 ready.elapsed()
             );
             wait_until_every_bridge_shows(&plane, &kinds.union()).await;
-            // The informers see the written object.
+            // The informers receive the written object.
             let name = format!("node-{node}-is-{version}");
             write(&plane, node, &name).await;
             client.wait_for_line(&format!("configmap {name}")).await;
@@ -128,11 +128,11 @@ async fn wait_until_every_bridge_shows(plane: &ControlPlane, kinds: &BTreeSet<St
         "every bridge shows all kinds",
         PEER_DISCOVERY_TIMEOUT,
         async || {
-            let mut shown = true;
+            let mut is_shown = true;
             for server in 0..plane.servers.len() {
-                shown &= kinds.is_subset(&plane.kinds(server, Via::Bridge).await);
+                is_shown &= kinds.is_subset(&plane.kinds(server, Via::Bridge).await);
             }
-            shown
+            is_shown
         },
     )
     .await;

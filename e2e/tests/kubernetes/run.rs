@@ -61,11 +61,11 @@ async fn kubectl_shows_why_its_requests_cannot_be_signed() {
     let versions = versions();
     let newest = newest(&versions);
     let plane = ControlPlane::start(&[ServerSpec::of(newest).without_bridge()]).await;
-    let gone = plane.file("headers", "x-badge: 1\n");
-    std::fs::remove_file(&gone).unwrap();
+    let removed_file = plane.file("headers", "x-badge: 1\n");
+    std::fs::remove_file(&removed_file).unwrap();
     let headers = vec![
         "--signer=headers".to_owned(),
-        format!("--headers-file={gone}"),
+        format!("--headers-file={removed_file}"),
     ];
     // The key is loaded when the plugin starts.
     let aws = vec![
@@ -74,7 +74,7 @@ async fn kubectl_shows_why_its_requests_cannot_be_signed() {
         "--sigv4-profile=none-of-this-name".to_owned(),
     ];
     for (agent, code, expected) in [
-        (headers, 1, format!("headers: {gone}: No such file")),
+        (headers, 1, format!("headers: {removed_file}: No such file")),
         (
             aws,
             125,
@@ -139,11 +139,11 @@ impl Kubectl<'_> {
             .spawn()
             .unwrap();
         let mut input = child.stdin.take().unwrap();
-        let feeding = async move {
+        let writing_stdin = async move {
             // A command may exit before it has read its input.
             let _ = input.write_all(stdin).await;
         };
-        let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
+        let both = async { tokio::join!(writing_stdin, child.wait_with_output()).1 };
         let output = timeout(COMMAND_TIMEOUT, both).await;
         let output = output
             .unwrap_or_else(|_| panic!("{words:?} hangs"))
@@ -167,7 +167,7 @@ async fn the_user_is_that_of_the_key(kubectl: &Kubectl<'_>) {
     let review = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
     let review: Value = serde_json::from_str(&review).unwrap();
     assert_eq!(review["status"]["userInfo"]["username"], "admin");
-    // kubectl's own message counts.
+    // The message of kubectl itself is compared.
     let words = ["auth", "whoami", "-o", "json", "--as=carol"];
     let review: Value = serde_json::from_str(&kubectl.ok(&words).await).unwrap();
     assert_eq!(review["status"]["userInfo"]["username"], "carol");
@@ -248,10 +248,10 @@ async fn a_terminal_works(kubectl: &Kubectl<'_>) {
 async fn files_are_copied(kubectl: &Kubectl<'_>, node: &Node) {
     let dir = ScratchDir::new();
     let contents: Vec<u8> = (0..=250).cycle().take(FILE_BYTES).collect();
-    let there = dir.write("there", &contents);
+    let local = dir.write("local", &contents);
     let in_pod = node.directory.join("copied");
     let remote = format!("{}:{}", Node::POD, in_pod.display());
-    kubectl.ok(&["cp", there.to_str().unwrap(), &remote]).await;
+    kubectl.ok(&["cp", local.to_str().unwrap(), &remote]).await;
     let back = dir.path().join("back");
     kubectl.ok(&["cp", &remote, back.to_str().unwrap()]).await;
     assert!(std::fs::read(back).unwrap() == contents, "another file");
@@ -274,13 +274,13 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
     let (address, _) = address.split_once(" -> ").expect(&line);
     let address: SocketAddr = address.parse().unwrap();
     let mut connection = TcpStream::connect(address).await.unwrap();
-    let talk = async {
+    let exchange = async {
         connection.write_all(b"through all of them").await.unwrap();
         let mut received = [0; 19];
         connection.read_exact(&mut received).await.unwrap();
         assert_eq!(&received, b"through all of them");
     };
-    timeout(COMMAND_TIMEOUT, talk)
+    timeout(COMMAND_TIMEOUT, exchange)
         .await
         .expect("an echo in time");
     echo.abort();

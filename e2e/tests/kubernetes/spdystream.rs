@@ -217,7 +217,7 @@ async fn check_detection(policy: PingPolicy, unread: usize) {
     let (handle, _, driver) = connection::client(io, Config::default());
     let pings = SpdyPinger::new(handle.clone(), keepalive);
     let mut watched = tokio::spawn(drive_until_dead(driver, pings));
-    // A few frames in so many of its five lanes.
+    // A few frames in this many of its five worker queues.
     let mut streams = Vec::new();
     for index in 0..unread {
         let mut stream = open(&handle, "ignore", 0).await;
@@ -229,8 +229,8 @@ async fn check_detection(policy: PingPolicy, unread: usize) {
     }
     // Much longer than it takes to declare a remote dead.
     let alive = tokio::time::timeout(4 * KEEPALIVE.timeout, &mut watched).await;
-    assert!(alive.is_err(), "{what}: taken for dead");
-    // The other lanes still work.
+    assert!(alive.is_err(), "{what}: declared dead");
+    // The other worker queues are still processed.
     let mut answered = 0;
     for _ in 0..5 {
         let headers = Headers::new().with("task", "echo").with("bytes", "0");
@@ -297,12 +297,14 @@ async fn bulk_data_is_transferred_both_ways() {
     );
     with_timeout(sending).await.unwrap().unwrap();
     let both = start.elapsed();
-    println!("{BULK_BYTES} bytes to it {sent:?}, from it {received:?}, both {both:?}");
+    println!(
+        "{BULK_BYTES} bytes to spdystream {sent:?}, from spdystream {received:?}, both {both:?}"
+    );
     with_timeout(client.handle.ping()).await.unwrap();
 }
 
 #[tokio::test]
-async fn its_resets_and_rejections_are_handled() {
+async fn resets_and_rejections_of_spdystream_are_handled() {
     let client = Client::start().await;
     let mut stream = client.open("reset", 0).await;
     let before = with_timeout(stream.receiver.read()).await.unwrap();
@@ -322,7 +324,7 @@ async fn its_resets_and_rejections_are_handled() {
 }
 
 #[tokio::test]
-async fn it_reads_nothing_while_one_of_its_streams_is_blocked() {
+async fn spdystream_reads_nothing_while_one_of_its_streams_is_blocked() {
     let client = Client::start().await;
     let mut stream = client.open("ignore", 0).await;
     with_timeout(client.handle.ping()).await.unwrap();
@@ -398,7 +400,7 @@ async fn serve_stream(handle: Handle, request: Request, cancelled: watch::Sender
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn its_client_passes_all_its_checks() {
+async fn the_spdystream_client_passes_all_its_checks() {
     let directory = ScratchDir::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

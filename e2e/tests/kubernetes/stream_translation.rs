@@ -57,7 +57,7 @@ async fn a_server_without_websocket_has_it_through_a_bridge() {
     assert_eq!(
         translated(&target).await[1],
         3,
-        "kubectl's port-forward, also the verbose one, and ours"
+        "port-forwards of kubectl, also the verbose one, and of skewbridge"
     );
     assert_eq!(
         target.ended_with_client("spdy").await,
@@ -88,7 +88,7 @@ async fn a_server_with_websocket_is_tunnelled_unless_configured_otherwise() {
 
     let auto = StreamTarget::bridged(&plane, 0, StreamProtocol::WebSocket);
     timed(
-        "left to it",
+        "left to the server",
         run_short_streams(&auto, &node, "websocket", "websocket"),
     )
     .await;
@@ -113,7 +113,7 @@ async fn a_server_with_websocket_is_tunnelled_unless_configured_otherwise() {
         run_short_streams(&inverse, &node, "spdy", "websocket"),
     )
     .await;
-    assert_eq!(translated(&inverse).await, [0, 0], "not that way");
+    assert_eq!(translated(&inverse).await, [0, 0], "not for this client");
     for target in [&auto, &always, &corrected] {
         assert_eq!(target.ended_with_client("spdy").await, 0, "no fallback");
     }
@@ -127,7 +127,7 @@ fn without_websocket() -> Option<String> {
     let versions = versions();
     let version = oldest(&versions);
     if is_since(version, 30) {
-        println!("left out: {version} knows WebSocket");
+        println!("skipped: {version} supports WebSocket");
         return None;
     }
     Some(version.to_owned())
@@ -278,12 +278,12 @@ async fn bulk_data_is_transferred_both_ways_at_once(target: &StreamTarget<'_>) {
         let (mut noise, mut piece) = (Noise::new(), vec![0; PART_BYTES]);
         for number in 0..BULK_BYTES / PART_BYTES {
             stdout.read_exact(&mut piece).await.unwrap();
-            assert!(piece == noise.take(PART_BYTES), "piece {number} is another");
+            assert!(piece == noise.take(PART_BYTES), "part {number} differs");
         }
         assert_eq!(stdout.read(&mut piece).await.unwrap(), 0, "more came");
     };
-    let talk = async { tokio::join!(writing, reading) };
-    timeout(3 * COMMAND_TIMEOUT, talk)
+    let exchange = async { tokio::join!(writing, reading) };
+    timeout(3 * COMMAND_TIMEOUT, exchange)
         .await
         .expect("an end in time");
     assert_eq!(child.wait().await.unwrap().code(), Some(0));
@@ -309,11 +309,11 @@ async fn unread_input_does_not_lose_output(target: &StreamTarget<'_>) {
             );
         }
     }
-    println!("{well} of 10 ended well");
+    println!("{well} of 10 succeeded");
     assert!(well > 0);
 }
 
-/// kubectl in a terminal whose size changes; the process in the pod sees it.
+/// kubectl in a terminal whose size changes; the process in the pod gets the new size.
 async fn a_terminal_is_resized(target: &StreamTarget<'_>) {
     let line = "while read line; do echo size $(stty size) after $line; done";
     let kubectl = target.command(&["exec", "-it", Node::POD, "--", "sh", "-c", line]);
@@ -382,9 +382,9 @@ async fn ports_are_forwarded(target: &StreamTarget<'_>) {
     let cut = connections.remove(CONCURRENT_CONNECTIONS / 2);
     cut.set_zero_linger().unwrap();
     drop(cut);
-    let mut talks = JoinSet::new();
+    let mut exchanges = JoinSet::new();
     for (number, mut connection) in connections.into_iter().enumerate() {
-        talks.spawn(async move {
+        exchanges.spawn(async move {
             echoes(&mut connection, &vec![byte(number); 32 << 10]).await;
             connection.shutdown().await.unwrap();
             let mut rest = Vec::new();
@@ -392,9 +392,9 @@ async fn ports_are_forwarded(target: &StreamTarget<'_>) {
             assert!(rest.is_empty(), "{} more", rest.len());
         });
     }
-    let talks = timeout(COMMAND_TIMEOUT, talks.join_all());
+    let exchanges = timeout(COMMAND_TIMEOUT, exchanges.join_all());
     assert_eq!(
-        talks.await.expect("all end").len(),
+        exchanges.await.expect("all end").len(),
         CONCURRENT_CONNECTIONS - 1
     );
     forward.echoes(0, b"and one more").await;
@@ -415,10 +415,10 @@ async fn a_closed_port_affects_no_other(target: &StreamTarget<'_>) {
     let offer = "SPDY/3.1+portforward.k8s.io";
     let http =
         request_websocket(&client, target.address, &path("portforward", ""), offer, "").await;
-    let (ours, theirs) = tokio::io::duplex(1 << 20);
+    let (spdy_end, websocket_end) = tokio::io::duplex(1 << 20);
     let mut tasks = JoinSet::new();
-    tasks.spawn(pump(http.unwrap().into_connection(), theirs));
-    let (handle, _incoming, driver) = connection::client(ours, Config::default());
+    tasks.spawn(pump(http.unwrap().into_connection(), websocket_end));
+    let (handle, _incoming, driver) = connection::client(spdy_end, Config::default());
     tasks.spawn(async move {
         let _ = driver.await;
     });
@@ -458,12 +458,12 @@ async fn a_closed_port_affects_no_other(target: &StreamTarget<'_>) {
             .write(vec![byte(number); 100].into())
             .await
             .unwrap();
-        let mut heard = Vec::new();
-        while heard.len() < 200 {
+        let mut received = Vec::new();
+        while received.len() < 200 {
             let piece = timeout(TEST_TIMEOUT, data.receiver.read()).await.unwrap();
-            heard.extend_from_slice(&piece.unwrap().expect("more"));
+            received.extend_from_slice(&piece.unwrap().expect("more"));
         }
-        assert_eq!(heard, vec![byte(number); 200], "{number}");
+        assert_eq!(received, vec![byte(number); 200], "{number}");
     }
     tasks.shutdown().await;
 }

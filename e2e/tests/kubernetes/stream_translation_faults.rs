@@ -81,8 +81,9 @@ struct OtherStreams {
     attach: Child,
     forward: PortForward,
     connection: TcpStream,
-    /// The directory of the copies, and the far end of the forward.
-    _there: (ScratchDir, JoinSet<()>),
+    /// Kept until the end of the test: the directory of the copies, and the echo server of the
+    /// forward.
+    _targets: (ScratchDir, JoinSet<()>),
 }
 
 impl OtherStreams {
@@ -90,7 +91,7 @@ impl OtherStreams {
         let directory = ScratchDir::new();
 
         let from = directory.path().join("endless");
-        let there = node.directory.join("endless");
+        let remote_file = node.directory.join("endless");
         let spawn = |words: &[&str]| {
             let mut command = target.command(words);
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -99,7 +100,7 @@ impl OtherStreams {
         let endless = fs::File::create(&from).unwrap();
         // More than is copied before the kill, and nothing on the disk here.
         endless.set_len(1 << 33).unwrap();
-        let remote = format!("{}:{}", Node::POD, there.display());
+        let remote = format!("{}:{}", Node::POD, remote_file.display());
         let copy = spawn(&["cp", &from.display().to_string(), &remote]);
         let mut attach = spawn(&["attach", "-i", Node::POD]);
         let stdin = attach.stdin.as_mut().unwrap();
@@ -114,8 +115,8 @@ impl OtherStreams {
         let mut forward = PortForward::start(target, &[echo_address.port()]).await;
         let mut connection = forward.connect(0).await;
         echoes(&mut connection, b"there and back").await;
-        eventually("something is copied", TEST_TIMEOUT, async || {
-            fs::metadata(&there).is_ok_and(|it| it.len() > 0)
+        eventually("a part of the file is copied", TEST_TIMEOUT, async || {
+            fs::metadata(&remote_file).is_ok_and(|it| it.len() > 0)
         })
         .await;
         Self {
@@ -123,20 +124,20 @@ impl OtherStreams {
             attach,
             forward,
             connection,
-            _there: (directory, echo_server),
+            _targets: (directory, echo_server),
         }
     }
 
     async fn assert_failure(mut self, killed: &str) {
         for (what, child) in [("cp", &mut self.copy), ("attach", &mut self.attach)] {
             let status = timeout(DETECTION_TIMEOUT, child.wait()).await;
-            let status = status.unwrap_or_else(|_| panic!("{killed} killed, {what}: not learnt"));
+            let status = status.unwrap_or_else(|_| panic!("{killed} killed, {what}: not detected"));
             let code = status.unwrap().code();
             assert!(code.is_some_and(|it| it != 0), "{killed} killed, {what}");
         }
         let mut rest = Vec::new();
         let end = timeout(DETECTION_TIMEOUT, self.connection.read_to_end(&mut rest)).await;
-        let _ended_or_reset = end.unwrap_or_else(|_| panic!("{killed} killed, port: not learnt"));
+        let _ended_or_reset = end.unwrap_or_else(|_| panic!("{killed} killed, port: not detected"));
         assert!(rest.is_empty(), "{killed} killed: {rest:?}");
         drop(self.forward);
     }
@@ -167,7 +168,7 @@ async fn check_protocol(plane: &mut ControlPlane, protocol: StreamProtocol) {
         // component in front of it cannot detect that.
         Some(direct) => {
             let (bridged, expected) = (commands.end(&what).await, direct.end(&what).await);
-            let requested = bridged.last().expect("one was started");
+            let requested = bridged.last().expect("a command was started");
             assert!(
                 requested.0 == CommandState::Requested && requested.1 != 0,
                 "{what}: {requested:?}"
@@ -207,7 +208,7 @@ async fn check_protocol(plane: &mut ControlPlane, protocol: StreamProtocol) {
     }
 }
 
-/// The state of a command when something is killed.
+/// The state of a command at the time of the kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CommandState {
     /// The request was sent to the node, which has not responded.
@@ -256,7 +257,7 @@ struct Commands {
 }
 
 impl Commands {
-    /// Starts them, and waits until all are in their state.
+    /// Starts the commands, and waits until all are in their state.
     async fn start(target: &StreamTarget<'_>, node: &Node, round: &str) -> Self {
         let resume = Arc::new(Semaphore::new(0));
         let commands = CommandState::RUNNING.map(|state| {
@@ -270,15 +271,17 @@ impl Commands {
         Self { all, resume }
     }
 
-    /// Starts one more at a node that does not respond.
+    /// Starts one more command at a node that does not respond.
     async fn start_blocked(&mut self, target: &StreamTarget<'_>, node: &Node, round: &str) {
         node.process.signal("STOP");
         let before = connections(node);
         let (name, state) = (format!("{round}-requested"), CommandState::Requested);
         let command = Command::start(target, &node.directory, &name, state, &self.resume);
-        eventually("the node is asked", TEST_TIMEOUT, async || {
-            connections(node) > before
-        })
+        eventually(
+            "the node has received the request",
+            TEST_TIMEOUT,
+            async || connections(node) > before,
+        )
         .await;
         self.all.push(command);
     }
@@ -300,13 +303,13 @@ impl Commands {
             let what = format!("{what}, {:?}", command.state);
             let left = DETECTION_TIMEOUT.saturating_sub(start.elapsed());
             let status = timeout(left, command.child.wait()).await;
-            let status = status.unwrap_or_else(|_| panic!("{what}: not learnt"));
+            let status = status.unwrap_or_else(|_| panic!("{what}: not detected"));
             let code = status.unwrap().code().expect("an exit code");
             let stderr = fs::read_to_string(&command.stderr).unwrap();
             let seconds = start.elapsed().as_secs_f32();
             let last = stderr.trim().lines().last().unwrap_or_default();
             println!("{what}: exit code {code} within {seconds:.1} s: {last}");
-            assert!(code == 0 || !last.is_empty(), "{what}: not a word");
+            assert!(code == 0 || !last.is_empty(), "{what}: no error message");
             assert!(
                 command.received.load(Ordering::Relaxed) < OUTPUT_BYTES,
                 "{what}"
@@ -361,7 +364,7 @@ impl Command {
         }
     }
 
-    /// Waits until it is in its state.
+    /// Waits until the command is in its state.
     async fn wait_until_in_state(&mut self) {
         let enough = match self.state {
             CommandState::Requested | CommandState::Started => 0,
@@ -390,7 +393,7 @@ impl Command {
     }
 }
 
-/// How many connections to a node there are, accepted by it or not yet.
+/// The number of connections to a node, including those that it has not accepted yet.
 fn connections(node: &Node) -> usize {
     const ESTABLISHED: &str = "01";
     let port = format!(":{:04X}", node.address.port());
@@ -412,7 +415,7 @@ async fn read_output(mut stdout: ChildStdout, received: Arc<AtomicU64>, resume: 
         total += length as u64;
         received.fetch_add(length as u64, Ordering::Relaxed);
         if total >= TRANSFERRED_BEFORE_KILL_BYTES {
-            // There is nothing to acquire: the semaphore is closed when the time has come.
+            // The semaphore has no permits: it is closed when the rest may be read.
             let _ = resume.acquire().await;
         }
     }

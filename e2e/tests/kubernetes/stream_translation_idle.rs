@@ -117,7 +117,7 @@ async fn forward(
 }
 
 /// Runs a command with a client that does not ping, keeps it idle, and sends data to it. An
-/// error is how long it lived. Also returns the number of received pings.
+/// error contains the time until the stream ended. Also returns the number of received pings.
 async fn command(
     plane: &ControlPlane,
     address: SocketAddr,
@@ -132,7 +132,10 @@ async fn command(
     command.until(&mut transcript, "begun\n".len()).await;
     let start = Instant::now();
     // A client that reads receives pings, and the end.
-    if timeout(idle, command.silent(&mut transcript)).await.is_ok() {
+    if timeout(idle, command.read_until_end(&mut transcript))
+        .await
+        .is_ok()
+    {
         assert_ne!(transcript.closed, Some(1000), "{transcript:?}");
         return (Err(start.elapsed()), command.pings);
     }

@@ -125,7 +125,7 @@ async fn a_stopped_node_is_detected(
     node: &Node,
     mut forward: PinglessForward,
 ) {
-    echoes(&mut forward.connection, b"it is here").await;
+    echoes(&mut forward.connection, b"the output has arrived").await;
     let mut exec = RunningStream::start(target, &["exec", "-i", Node::POD, "--", "cat"]).await;
     let mut attach = RunningStream::start(target, &["attach", "-i", Node::POD]).await;
     node.process.signal("STOP");
@@ -140,7 +140,7 @@ async fn a_stopped_node_is_detected(
     let why = forward
         .ends_within(DETECTION_TIMEOUT)
         .await
-        .expect("learnt in time");
+        .expect("detected in time");
     println!(
         "port-forward: within {:.1} s: {why}",
         start.elapsed().as_secs_f32()
@@ -148,7 +148,7 @@ async fn a_stopped_node_is_detected(
     node.process.signal("CONT");
     let (echo_address, _echo) = echo_server().await;
     let mut forward = PortForward::start(target, &[echo_address.port()]).await;
-    forward.echoes(0, b"it is back").await;
+    forward.echoes(0, b"the node runs again").await;
     forward.child.end().await;
 }
 
@@ -181,7 +181,7 @@ impl RunningStream {
     /// Its exit code and stderr.
     async fn finish(&mut self) -> (Option<i32>, String) {
         let status = timeout(DETECTION_TIMEOUT, self.child.wait()).await;
-        let status = status.expect("learnt in time").unwrap();
+        let status = status.expect("detected in time").unwrap();
         let mut stderr = String::new();
         let from = self.child.stderr.as_mut().unwrap();
         from.read_to_string(&mut stderr).await.unwrap();

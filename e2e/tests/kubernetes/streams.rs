@@ -116,11 +116,11 @@ impl Kubectl<'_> {
             .spawn()
             .expect("kubectl starts");
         let mut input = child.stdin.take().unwrap();
-        let feeding = async move {
+        let writing_stdin = async move {
             // A command may exit before it has read its input.
             let _ = input.write_all(stdin.as_bytes()).await;
         };
-        let same_both_ways = async { tokio::join!(feeding, child.wait_with_output()).1 };
+        let same_both_ways = async { tokio::join!(writing_stdin, child.wait_with_output()).1 };
         let output = tokio::time::timeout(COMMAND_TIMEOUT, same_both_ways).await;
         let output = output
             .unwrap_or_else(|_| panic!("{words:?} by {via:?} over {:?} hangs", self.protocol))
@@ -272,9 +272,9 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
             let line = forward.line().await;
             assert!(line.starts_with("Handling connection"), "{line}");
         }
-        let mut talks = JoinSet::new();
+        let mut exchanges = JoinSet::new();
         for (number, mut connection) in connections.into_iter().enumerate() {
-            talks.spawn(async move {
+            exchanges.spawn(async move {
                 for piece in 1..=4 {
                     echoes(&mut connection, &vec![byte(number); piece << 16]).await;
                 }
@@ -284,8 +284,8 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
                 assert!(rest.is_empty(), "{} more", rest.len());
             });
         }
-        let talks = tokio::time::timeout(COMMAND_TIMEOUT, talks.join_all());
-        talks.await.expect("all connections end");
+        let exchanges = tokio::time::timeout(COMMAND_TIMEOUT, exchanges.join_all());
+        exchanges.await.expect("all connections end");
         forward.end().await;
     }
     kubectl.wait_for_tunnels("portforward", before + 1).await;
@@ -298,11 +298,12 @@ fn byte(number: usize) -> u8 {
 /// Sends these bytes while it receives them.
 async fn echoes(connection: &mut TcpStream, bytes: &[u8]) {
     let (mut reader, mut writer) = connection.split();
-    let mut heard = vec![0; bytes.len()];
-    let talk = async { tokio::try_join!(writer.write_all(bytes), reader.read_exact(&mut heard)) };
-    let talk = tokio::time::timeout(COMMAND_TIMEOUT, talk).await;
-    talk.expect("an echo in time").unwrap();
-    assert!(heard == bytes, "bytes of another connection");
+    let mut received = vec![0; bytes.len()];
+    let exchange =
+        async { tokio::try_join!(writer.write_all(bytes), reader.read_exact(&mut received)) };
+    let exchange = tokio::time::timeout(COMMAND_TIMEOUT, exchange).await;
+    exchange.expect("an echo in time").unwrap();
+    assert!(received == bytes, "bytes of another connection");
 }
 
 /// An echo server that keeps the second half open.

@@ -35,9 +35,9 @@ async fn unauthenticated_connections_do_not_block_users() {
 
     let mut idle = anonymous_connections(&plane).await;
     for user in [User::Alice, User::Bob, User::Admin] {
-        let asked = plane.kubectl(0, Via::Bridge, user, &["get", "--raw", "/version"]);
-        let asked = timeout(TEST_TIMEOUT, asked).await.expect("kubectl ends");
-        assert_eq!(asked.code, Some(0), "{user:?}: {}", asked.stderr);
+        let output = plane.kubectl(0, Via::Bridge, user, &["get", "--raw", "/version"]);
+        let output = timeout(TEST_TIMEOUT, output).await.expect("kubectl ends");
+        assert_eq!(output.code, Some(0), "{user:?}: {}", output.stderr);
     }
     // The oldest anonymous connection lost its slot.
     let ended = timeout(TEST_TIMEOUT, idle[0].read(&mut [0])).await.unwrap();

@@ -116,8 +116,8 @@ async fn the_server_interoperates_with_clients_of_kubernetes() {
                 server.send(kind, &message, fragmented).await;
             }
         };
-        let talking = async { tokio::join!(dial_websocket(library, address), serving) };
-        let (output, ()) = tokio::time::timeout(TEST_TIMEOUT, talking).await.unwrap();
+        let exchange = async { tokio::join!(dial_websocket(library, address), serving) };
+        let (output, ()) = tokio::time::timeout(TEST_TIMEOUT, exchange).await.unwrap();
         assert_eq!(output.code, Some(0), "{library:?}: {}", output.stderr);
     }
 }

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// Relays bytes until one connection has transferred too many.
+/// Relays bytes, and cuts one connection after a number of bytes.
 pub(crate) struct DisconnectingProxy {
     /// The address it listens on.
     pub(crate) address: SocketAddr,
@@ -46,7 +46,7 @@ impl DisconnectingProxy {
         proxy
     }
 
-    /// Cuts the next new connection that transfers so many bytes, in both directions together.
+    /// Cuts the next new connection that transfers this many bytes, in both directions together.
     pub(crate) fn cut_after(&self, bytes: u64) {
         self.requests.fetch_add(1, Ordering::SeqCst);
         self.cut.store(false, Ordering::SeqCst);

@@ -95,7 +95,7 @@ impl Terminal {
             let mut lines: Vec<String> = Vec::new();
             while !lines.last().is_some_and(|line| line.contains(text)) {
                 let line = self.lines.next_line().await.unwrap();
-                lines.push(line.expect("the terminal goes on"));
+                lines.push(line.expect("the terminal has a further line"));
             }
             lines
         };

@@ -167,11 +167,12 @@ pub(crate) async fn pump(mut socket: Connection, mut bytes: DuplexStream) {
 /// Sends these bytes while it receives them.
 pub(crate) async fn echoes(connection: &mut TcpStream, bytes: &[u8]) {
     let (mut reader, mut writer) = connection.split();
-    let mut heard = vec![0; bytes.len()];
-    let talk = async { tokio::try_join!(writer.write_all(bytes), reader.read_exact(&mut heard)) };
-    let talk = timeout(COMMAND_TIMEOUT, talk).await;
-    talk.expect("an echo in time").unwrap();
-    assert!(heard == bytes, "bytes of another connection");
+    let mut received = vec![0; bytes.len()];
+    let exchange =
+        async { tokio::try_join!(writer.write_all(bytes), reader.read_exact(&mut received)) };
+    let exchange = timeout(COMMAND_TIMEOUT, exchange).await;
+    exchange.expect("an echo in time").unwrap();
+    assert!(received == bytes, "bytes of another connection");
 }
 
 /// An echo server that keeps the second half open.

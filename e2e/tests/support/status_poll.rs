@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use skewbridge_e2e::{ControlPlane, Via};
 use tokio::time::sleep;
 
-/// Longer than any period after which a bridge might forget a peer.
+/// Longer than any period after which a bridge drops the state of a peer.
 pub(crate) const POLL_DURATION: Duration = Duration::from_mins(2);
 
 /// The interval between two requests.
@@ -38,11 +38,11 @@ pub(crate) async fn poll(
     while started.elapsed() < duration {
         let sent = Instant::now();
         let status = plane.status(server, Via::Bridge, path).await;
-        let took = sent.elapsed();
+        let elapsed = sent.elapsed();
         if counts.by_status.is_empty() {
-            counts.first = took;
+            counts.first = elapsed;
         } else {
-            counts.slowest_later = counts.slowest_later.max(took);
+            counts.slowest_later = counts.slowest_later.max(elapsed);
         }
         *counts.by_status.entry(status).or_default() += 1;
         sleep(REQUEST_INTERVAL).await;

@@ -53,7 +53,7 @@ pub(crate) fn kubectl_version() -> Option<String> {
     let versions = versions();
     let version = newest(&versions);
     if !is_since(version, 31) {
-        println!("left out: kubectl {version} speaks no WebSocket by itself");
+        println!("skipped: kubectl {version} does not support WebSocket");
         return None;
     }
     Some(version.to_owned())
@@ -121,11 +121,11 @@ impl<'a> StreamTarget<'a> {
             .spawn()
             .expect("kubectl starts");
         let mut input = child.stdin.take().unwrap();
-        let feeding = async move {
+        let writing_stdin = async move {
             // A command may exit before it has read its input.
             let _ = input.write_all(stdin).await;
         };
-        let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
+        let both = async { tokio::join!(writing_stdin, child.wait_with_output()).1 };
         let output = timeout(COMMAND_TIMEOUT, both).await;
         let output = output
             .unwrap_or_else(|_| panic!("{words:?} hangs"))
@@ -160,7 +160,7 @@ impl<'a> StreamTarget<'a> {
         metrics.sum("skewbridge_streams_total", &labels)
     }
 
-    /// Waits until so many have ended.
+    /// Waits until this many streams have ended.
     pub(crate) async fn wait_until_ended(
         &self,
         kind: &str,
@@ -238,7 +238,7 @@ async fn upgrade(
     address: SocketAddr,
     request: &str,
 ) -> Result<H1Client, (u16, String)> {
-    let asking = async {
+    let handshake = async {
         let mut http = client.http1(address).await.unwrap();
         http.send(request).await.unwrap();
         let head = http.read_head().await.unwrap();
@@ -251,7 +251,7 @@ async fn upgrade(
         }
         Err((head.status, String::from_utf8_lossy(&text).into_owned()))
     };
-    timeout(COMMAND_TIMEOUT, asking)
+    timeout(COMMAND_TIMEOUT, handshake)
         .await
         .expect("an answer in time")
 }
@@ -319,13 +319,13 @@ impl ChannelSocket {
         while transcript.stdout.len() < bytes {
             assert!(
                 self.step(transcript).await,
-                "over too early: {transcript:?}"
+                "the stream ended too early: {transcript:?}"
             );
         }
     }
 
     /// Reads until the stream ends.
-    pub(crate) async fn silent(&mut self, transcript: &mut Transcript) {
+    pub(crate) async fn read_until_end(&mut self, transcript: &mut Transcript) {
         while self.step(transcript).await {}
     }
 
@@ -381,7 +381,7 @@ impl Noise {
         Self(0x9e37_79b9_7f4a_7c15)
     }
 
-    /// The next so many bytes: a multiple of eight.
+    /// The next bytes of this length, a multiple of eight.
     pub(crate) fn take(&mut self, length: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(length);
         while bytes.len() < length {
@@ -415,9 +415,9 @@ pub(crate) async fn allow(plane: &ControlPlane, name: &str, verbs: &[&str]) -> S
     create(plane, &format!("{roles}/roles"), &role).await;
     create(plane, &format!("{roles}/rolebindings"), &binding).await;
     create(plane, &accounts, &json!({"metadata": {"name": name}})).await;
-    let asked = json!({"spec": {"audiences": []}});
-    let given = create(plane, &format!("{accounts}/{name}/token"), &asked).await;
-    given["status"]["token"].as_str().unwrap().to_owned()
+    let request = json!({"spec": {"audiences": []}});
+    let token = create(plane, &format!("{accounts}/{name}/token"), &request).await;
+    token["status"]["token"].as_str().unwrap().to_owned()
 }
 
 async fn create(plane: &ControlPlane, path: &str, object: &Value) -> Value {

@@ -92,11 +92,28 @@ impl BuildCache {
         })
     }
 
+    /// Installs the npm packages of a folder under `e2e/`, each verified by the hash in
+    /// `package-lock.json`. No script of a package runs.
+    pub(super) fn npm_packages(&self, name: &str) -> Result<(), StepError> {
+        let files = ["package.json", "package-lock.json"];
+        let sources = files.map(|file| self.sources.join(name).join(file));
+        let key = self.key(&[], &sources)?;
+        self.entry(name, key, |unfinished| {
+            fs::create_dir_all(unfinished).map_err(failed(name))?;
+            for (file, source) in files.iter().zip(&sources) {
+                fs::copy(source, unfinished.join(file)).map_err(failed(file))?;
+            }
+            let mut install = Command::new("npm");
+            install.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]);
+            step::run(install.current_dir(unfinished))
+        })
+    }
+
     /// Builds programs of a version of Kubernetes: folders under
     /// `e2e/kubernetes`.
     pub(super) fn kubernetes(&self, version: Version, programs: &[&str]) -> Result<(), StepError> {
         let directory = self.sources.join("kubernetes");
-        let modules = self.modules(version)?;
+        let modules = self.modules(version, programs)?;
         for program in programs {
             let mut inputs = vec![
                 directory.join(&modules),
@@ -119,8 +136,13 @@ impl BuildCache {
         Ok(())
     }
 
-    /// The `go.mod` of a version, relative to `e2e/kubernetes`.
-    pub(super) fn modules(&self, version: Version) -> Result<PathBuf, StepError> {
+    /// The `go.mod` of a version, relative to `e2e/kubernetes`. If it is not committed there, it is
+    /// made for these programs: the registry may lack a dependency of another one.
+    pub(super) fn modules(
+        &self,
+        version: Version,
+        programs: &[&str],
+    ) -> Result<PathBuf, StepError> {
         let sources = self.sources.join("kubernetes");
         let committed = PathBuf::from(format!("versions/{version}.mod"));
         if sources.join(&committed).exists() {
@@ -128,9 +150,13 @@ impl BuildCache {
         }
         let directory = self.cache.join("modules");
         fs::create_dir_all(&directory).map_err(failed("a cache directory"))?;
-        // The requirements depend on the imports of all programs.
-        let key = self.key(&[], &go_files(&sources)?)?;
-        go_modules::generated(version, &sources, &directory, key)
+        // The requirements depend on the imports of the programs.
+        let mut files = Vec::new();
+        for program in programs {
+            files.extend(go_files(&sources.join(program))?);
+        }
+        let key = self.key(programs, &files)?;
+        go_modules::generated(version, &sources, &files, &directory, key)
     }
 
     /// Builds a program unless the cache has one of the same inputs.
@@ -147,7 +173,7 @@ impl BuildCache {
         })
     }
 
-    /// Makes an entry unless the cache has it under this key, and links it into the checkout.
+    /// Makes an entry unless the cache has one with this key, and links it into the checkout.
     fn entry(
         &self,
         name: &str,

@@ -11,7 +11,7 @@ use crate::step::StepError;
 const DEFAULT: &str = include_str!("../../../e2e/default-planes");
 
 /// Additional control planes for `--all`.
-const ADDITIONAL: &str = "1.34.4+1.35.8+1.36.4 1.28.15+1.29.15";
+const ADDITIONAL: &str = "1.34.4+1.35.8+1.36.4 1.28.15+1.29.15 1.36.4+1.37.1";
 
 /// Environment variable with the versions of the only control plane to use.
 const VERSIONS_VARIABLE: &str = "E2E_VERSIONS";
@@ -23,8 +23,10 @@ const MAX_MINOR_VERSION_SKEW: u16 = 2;
 /// The programs of each version: folders under `e2e/kubernetes`.
 pub(super) const PROGRAMS_OF_EACH_VERSION: [&str; 2] = ["kube-apiserver", "kubectl"];
 
-/// The program of the newest version only: a control plane has one leader.
-const PROGRAM_OF_NEWEST_VERSION: &str = "kube-controller-manager";
+/// The programs of versions that share a control plane: they install one, and run on its nodes.
+/// The newest version has them, too, for tests with one leader.
+const PROGRAMS_OF_MIXED_CONTROL_PLANES: [&str; 3] =
+    ["kube-controller-manager", "kube-scheduler", "kubeadm"];
 
 /// How much to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +63,16 @@ impl Planes {
         Ok(planes)
     }
 
+    /// A control plane of one server for each of these versions.
+    pub(super) fn of_single_servers(words: &[&str]) -> Result<Self, StepError> {
+        let versions = listed(&words.join(" "), &[',', ' ']).map_err(StepError)?;
+        if versions.is_empty() {
+            let why = "api-data needs the versions to query, such as 1.34.4";
+            return Err(StepError(why.to_owned()));
+        }
+        Ok(Self(versions.into_iter().map(|it| vec![it]).collect()))
+    }
+
     fn of(extent: SuiteSelection, chosen: &str) -> Result<Self, String> {
         let chosen =
             listed(chosen, &[',', ' ']).map_err(|why| format!("{VERSIONS_VARIABLE}: {why}"))?;
@@ -84,9 +96,12 @@ impl Planes {
     /// The programs to build of a version.
     pub(super) fn programs(&self, version: Version) -> Vec<&'static str> {
         let newest = self.versions().next() == Some(version);
+        let mut mixed = self.0.iter().filter(|plane| plane.len() > 1);
+        let further = newest || mixed.any(|plane| plane.contains(&version));
+        let further = further.then_some(PROGRAMS_OF_MIXED_CONTROL_PLANES);
         PROGRAMS_OF_EACH_VERSION
             .into_iter()
-            .chain(newest.then_some(PROGRAM_OF_NEWEST_VERSION))
+            .chain(further.into_iter().flatten())
             .collect()
     }
 
@@ -149,11 +164,11 @@ mod tests {
         let planes = planes(SuiteSelection::All, "");
         assert_eq!(
             planes.to_string(),
-            "1.34.4+1.36.4 1.28.15 1.34.4+1.35.8+1.36.4 1.28.15+1.29.15"
+            "1.34.4+1.36.4 1.28.15 1.34.4+1.35.8+1.36.4 1.28.15+1.29.15 1.36.4+1.37.1"
         );
         assert_eq!(
             versions(&planes),
-            ["1.36.4", "1.35.8", "1.34.4", "1.29.15", "1.28.15"]
+            ["1.37.1", "1.36.4", "1.35.8", "1.34.4", "1.29.15", "1.28.15"]
         );
         assert_eq!(planes.skew_warning(), None);
     }
@@ -191,17 +206,22 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_version_has_a_controller_manager() {
-        let planes = planes(SuiteSelection::All, "");
-        let with: Vec<_> = planes
-            .versions()
-            .filter(|version| {
-                planes
-                    .programs(*version)
-                    .contains(&PROGRAM_OF_NEWEST_VERSION)
-            })
-            .map(|version| version.to_string())
-            .collect();
-        assert_eq!(with, ["1.36.4"]);
+    fn versions_of_a_mixed_control_plane_and_the_newest_have_all_programs() {
+        let rows: [(&str, &[&str]); 4] = [
+            ("1.34.4+1.36.4 1.28.15", &["1.36.4", "1.34.4"]),
+            ("1.34.4+1.35.8 1.36.4", &["1.36.4", "1.35.8", "1.34.4"]),
+            ("1.34.4 1.33.5", &["1.34.4"]),
+            ("1.33.5", &["1.33.5"]),
+        ];
+        for (text, expected) in rows {
+            let planes = text.split_whitespace().map(|plane| listed(plane, &['+']));
+            let planes = Planes(planes.collect::<Result<_, _>>().expect(text));
+            let with: Vec<_> = planes
+                .versions()
+                .filter(|version| planes.programs(*version).contains(&"kubeadm"))
+                .map(|version| version.to_string())
+                .collect();
+            assert_eq!(with, expected, "{text}");
+        }
     }
 }

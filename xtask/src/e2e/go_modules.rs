@@ -13,10 +13,12 @@ use crate::step::{self, StepError};
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
-/// The `go.mod` of a version in `directory`, named by `key`; generated if it does not exist.
+/// The `go.mod` of a version for these files of `sources` in `directory`, named by `key`; generated
+/// if it does not exist.
 pub(super) fn generated(
     version: Version,
     sources: &Path,
+    files: &[PathBuf],
     directory: &Path,
     key: u64,
 ) -> Result<PathBuf, StepError> {
@@ -28,11 +30,19 @@ pub(super) fn generated(
     // Written under a temporary name and renamed: another process may generate it too.
     let unfinished = directory.join(format!("unfinished-{}.mod", process::id()));
     fs::write(&unfinished, requirements).map_err(failed("the modules"))?;
-    let tidied = step::run(
-        go("mod tidy")
-            .arg(format!("-modfile={}", unfinished.display()))
-            .current_dir(sources),
-    );
+    let copies = directory.join(format!("unfinished-{}", process::id()));
+    let tidy = |words: &str| {
+        step::run(
+            go(words)
+                .arg(format!("-modfile={}", unfinished.display()))
+                .current_dir(&copies),
+        )
+    };
+    // A registry may lack what only tests of dependencies import. Whether a program needs it is
+    // shown by its build, which then fails at once.
+    let tidied = copy(sources, files, &copies)
+        .and_then(|()| tidy("mod tidy").or_else(|_| tidy("mod tidy -e")));
+    let _ = fs::remove_dir_all(&copies);
     if let Err(StepError(why)) = tidied {
         let _ = fs::remove_file(&unfinished);
         let module = at(version);
@@ -46,6 +56,21 @@ pub(super) fn generated(
             .map_err(failed("the modules"))?;
     }
     Ok(modules)
+}
+
+/// Copies these files, and the `go.mod` that marks the root: `go mod tidy` reads all packages below
+/// it.
+fn copy(sources: &Path, files: &[PathBuf], copies: &Path) -> Result<(), StepError> {
+    let root = sources.join("go.mod");
+    for file in files.iter().chain([&root]) {
+        let below = file.strip_prefix(sources).unwrap_or(file);
+        let copy = copies.join(below);
+        if let Some(directory) = copy.parent() {
+            fs::create_dir_all(directory).map_err(failed("a copy of the sources"))?;
+        }
+        fs::copy(file, &copy).map_err(failed("a copy of the sources"))?;
+    }
+    Ok(())
 }
 
 /// The `go.mod` of Kubernetes itself.

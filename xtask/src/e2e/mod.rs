@@ -21,8 +21,8 @@ use parallel::SuiteRunner;
 use suites::Program;
 
 /// Programs that the tests start.
-const NEEDS: [RequiredProgram; 7] = [
-    // A host name for each kube-apiserver, and its end with the test.
+const NEEDS: [RequiredProgram; 15] = [
+    // `unshare`: a host name for each kube-apiserver, which ends with the test.
     RequiredProgram {
         program: "unshare",
         packages: &["util-linux"],
@@ -31,12 +31,32 @@ const NEEDS: [RequiredProgram; 7] = [
         program: "hostname",
         packages: &["hostname"],
     },
+    // Programs and files in the namespaces of a node.
+    RequiredProgram {
+        program: "mount",
+        packages: &["mount"],
+    },
+    // kubelet's probes, and commands of the documentation.
+    RequiredProgram {
+        program: "curl",
+        packages: &["curl"],
+    },
+    // It verifies units.
+    RequiredProgram {
+        program: "systemd-analyze",
+        packages: &["systemd"],
+    },
+    // Addresses of network namespaces.
+    RequiredProgram {
+        program: "ip",
+        packages: &["iproute2"],
+    },
     // Terminals for kubectl.
     RequiredProgram {
         program: "script",
         packages: &["bsdutils"],
     },
-    // Terminals for our own commands.
+    // Terminals for the commands of skewbridge.
     RequiredProgram {
         program: "tmux",
         packages: &["tmux"],
@@ -51,6 +71,25 @@ const NEEDS: [RequiredProgram; 7] = [
         program: "haproxy",
         packages: &["haproxy"],
     },
+    // Scrapes bridges, and evaluates their alert rules.
+    RequiredProgram {
+        program: "prometheus",
+        packages: &["prometheus"],
+    },
+    // The browser of the status page, and what drives it.
+    RequiredProgram {
+        program: "chromium",
+        packages: &["chromium"],
+    },
+    RequiredProgram {
+        program: "chromedriver",
+        packages: &["chromium-driver"],
+    },
+    // For axe-core, which checks the accessibility of the status page.
+    RequiredProgram {
+        program: "npm",
+        packages: &["npm"],
+    },
     // For the official Python client.
     RequiredProgram {
         program: "python3",
@@ -64,13 +103,16 @@ const PROGRAMS: [&str; 5] = ["etcd", "node", "client-go", "websocket", "spdystre
 /// Third-party Go programs, by the folder under `e2e/` with their `go.mod`.
 const TOOLS: [(&str, &str); 1] = [("helm", "helm.sh/helm/v3/cmd/helm")];
 
-/// Those for `--all` only: k9s takes minutes to build.
+/// Third-party programs for `--all` only: k9s takes minutes to build.
 const TOOLS_OF_ALL: [(&str, &str); 1] = [("k9s", "github.com/derailed/k9s")];
 
 /// Environment variables of the test program: the control planes, and the directory with the
 /// programs that were built.
 const PLANES: &str = "SKEWBRIDGE_E2E_PLANES";
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
+
+/// Environment variable of the suite `released_apis`: the directory that it writes its data to.
+const API_DATA: &str = "SKEWBRIDGE_API_DATA";
 
 pub(crate) fn run(extent: SuiteSelection, filter: &[&str]) -> Result<(), StepError> {
     let mut steps = Steps::default();
@@ -96,10 +138,14 @@ pub(crate) fn steps(
         python::ensure_environments()?;
         cache.python()
     })?;
+    steps.run("axe", || cache.npm_packages("axe"))?;
     // First of all, so that a version that does not exist fails before minutes of building.
     steps.run("modules of Kubernetes", || {
         let mut versions = planes.versions();
-        versions.try_for_each(|version| cache.modules(version).map(drop))
+        versions.try_for_each(|version| {
+            let programs = planes.programs(version);
+            cache.modules(version, &programs).map(drop)
+        })
     })?;
     for version in planes.versions() {
         let name = format!("Kubernetes {version}").leak();
@@ -125,6 +171,35 @@ pub(crate) fn steps(
             None => Ok(()),
         })
     })
+}
+
+/// Writes what the kube-apiserver of each of these versions serves to `crates/released-apis/data`.
+pub(crate) fn write_api_data(words: &[&str]) -> Result<(), StepError> {
+    let planes = Planes::of_single_servers(words)?;
+    let mut steps = Steps::default();
+    steps.run("programs for real Kubernetes", needs)?;
+    let cache = BuildCache::open()?;
+    steps.run("etcd", || cache.program("etcd"))?;
+    for version in planes.versions() {
+        let name = format!("Kubernetes {version}").leak();
+        steps.run(name, || {
+            cache.kubernetes(version, &control_planes::PROGRAMS_OF_EACH_VERSION[..1])
+        })?;
+    }
+    let program = Program::build(cache.sources())?;
+    let directory = cache.sources().join("../crates/released-apis/data");
+    SuiteRunner {
+        flags: &[],
+        environment: &[
+            (PLANES, planes.to_string().as_ref()),
+            (BINARIES, cache.links().as_ref()),
+            ("SKEWBRIDGE_E2E_BRIDGE", cache.bridge().as_ref()),
+            (API_DATA, directory.as_ref()),
+        ],
+        directory: cache.sources(),
+        logs: &cache.links().join("logs"),
+    }
+    .all(program.suites(&["released_apis"])?)
 }
 
 /// For a measurement: builds the newest kube-apiserver, etcd and the node, and sets the

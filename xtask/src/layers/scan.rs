@@ -1,4 +1,4 @@
-//! The dependencies between top-level modules, from the tokens of source files.
+//! The dependencies between the modules of each folder, from the tokens of source files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,8 +22,8 @@ impl fmt::Display for SourceLine {
     }
 }
 
-/// The edges between the top-level modules below `source`.
-pub(crate) fn edges(source: &Path) -> Result<Edges, StepError> {
+/// The edges between the modules of each folder below `source`; the root has an empty path.
+pub(crate) fn edges(source: &Path) -> Result<BTreeMap<ModulePath, Edges>, StepError> {
     let mut files = Vec::new();
     collect(source, &mut files)?;
     files.sort();
@@ -53,37 +53,39 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), StepError> 
     Ok(())
 }
 
-/// A path from the root of the crate, as a file names it.
+/// A module, by the names from the root of the crate.
+pub(crate) type ModulePath = Vec<String>;
+
+/// A path that a file names, from the root of the crate.
 #[derive(Debug)]
 struct PathReference {
-    from: Vec<String>,
-    to: String,
+    from: ModulePath,
+    to: Vec<String>,
     place: SourceLine,
 }
 
 #[derive(Debug, Default)]
 struct ModuleScan {
     /// Every module that a file or a block declares, by its path.
-    modules: BTreeSet<Vec<String>>,
+    modules: BTreeSet<ModulePath>,
     mentions: Vec<PathReference>,
     /// Modules that only tests have.
-    tests: BTreeSet<Vec<String>>,
-    /// What the root re-exports, and from which module.
-    reexports: BTreeMap<String, String>,
+    tests: BTreeSet<ModulePath>,
+    /// What a module re-exports, and from which of its modules.
+    reexports: BTreeMap<ModulePath, BTreeMap<String, String>>,
 }
 
 impl ModuleScan {
     fn file(&mut self, file: &Path, tokens: TokenStream) {
         let module = module_of(file);
         self.modules.insert(module.clone());
-        if module.is_empty() {
-            self.reexports(&tokens);
-        }
+        self.reexports(&module, &tokens);
         self.scan(file, &module, tokens);
     }
 
-    /// `use module::{A, B as C};` in the root of the crate: `crate::A` is `crate::module::A`.
-    fn reexports(&mut self, tokens: &TokenStream) {
+    /// `use module::{A, B as C};` in the root of the crate: `crate::A` is `crate::module::A`. The
+    /// same in the file of a folder.
+    fn reexports(&mut self, of: &[String], tokens: &TokenStream) {
         let tokens: Vec<_> = tokens.clone().into_iter().collect();
         for (index, token) in tokens.iter().enumerate() {
             if !is_word(token, "use") {
@@ -96,7 +98,7 @@ impl ModuleScan {
             };
             let rest = match rest {
                 [first, a, b, rest @ ..]
-                    if (is_word(first, "self") || is_word(first, "crate"))
+                    if (is_word(first, "self") || of.is_empty() && is_word(first, "crate"))
                         && is_sign(a, ':')
                         && is_sign(b, ':') =>
                 {
@@ -110,7 +112,8 @@ impl ModuleScan {
             let mut words = Vec::new();
             flatten(below, &mut words);
             for word in words {
-                self.reexports.insert(word, module.to_string());
+                let all = self.reexports.entry(of.to_vec()).or_default();
+                all.insert(word, module.to_string());
             }
         }
     }
@@ -144,7 +147,9 @@ impl ModuleScan {
                     }
                 }
                 TokenTree::Ident(word) if *word == "crate" => {
-                    index = self.mention(file, module, &tokens, index, 0, word.span());
+                    let from_root = &[];
+                    index =
+                        self.record_reference(file, module, &tokens, index, from_root, word.span());
                 }
                 TokenTree::Ident(word) if *word == "super" => {
                     let mut up = 1;
@@ -156,8 +161,8 @@ impl ModuleScan {
                         up += 1;
                         index += 3;
                     }
-                    let left = module.len().saturating_sub(up);
-                    index = self.mention(file, module, &tokens, index, left, word.span());
+                    let base = &module[..module.len().saturating_sub(up)];
+                    index = self.record_reference(file, module, &tokens, index, base, word.span());
                 }
                 TokenTree::Group(group) => self.scan(file, module, group.stream()),
                 _ => {}
@@ -165,32 +170,19 @@ impl ModuleScan {
         }
     }
 
-    /// What stands behind `crate` or `super`, where that is the root (`left` is 0).
-    fn mention(
+    /// Records the paths after `crate` or `super`, which is the module `base`.
+    fn record_reference(
         &mut self,
         file: &Path,
         module: &[String],
         tokens: &[TokenTree],
         index: usize,
-        left: usize,
+        base: &[String],
         span: proc_macro2::Span,
     ) -> usize {
-        let [a, b, target, ..] = &tokens[index.min(tokens.len())..] else {
-            return index;
-        };
-        if !is_sign(a, ':') || !is_sign(b, ':') {
-            return index;
-        }
-        if left > 0 {
-            return index + 2;
-        }
-        let targets = match target {
-            TokenTree::Ident(word) => vec![word.to_string()],
-            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
-                first_segments(group)
-            }
-            _ => Vec::new(),
-        };
+        let rest = &tokens[index.min(tokens.len())..];
+        let mut targets = Vec::new();
+        let used = paths(rest, base, &mut targets);
         for to in targets {
             let place = SourceLine {
                 file: file.to_owned(),
@@ -202,7 +194,7 @@ impl ModuleScan {
                 place,
             });
         }
-        index + 3
+        index + used
     }
 
     /// An item that only tests have ends with a block or a semicolon.
@@ -231,7 +223,7 @@ impl ModuleScan {
         index
     }
 
-    fn resolve(self) -> Edges {
+    fn resolve(self) -> BTreeMap<ModulePath, Edges> {
         let Self {
             modules,
             mentions,
@@ -239,36 +231,74 @@ impl ModuleScan {
             reexports,
         } = self;
         let is_test = |path: &[String]| (1..=path.len()).any(|end| tests.contains(&path[..end]));
-        let tops: BTreeSet<&String> = modules
-            .iter()
-            .filter(|path| !is_test(path))
-            .filter_map(|path| path.first())
-            .collect();
-        let mut edges: Edges = tops
-            .iter()
-            .map(|top| ((*top).clone(), BTreeMap::new()))
-            .collect();
-        for PathReference { from, to, place } in mentions {
-            let Some(top) = from.first().filter(|_| !is_test(&from)) else {
-                continue;
-            };
-            let to = if tops.contains(&to) {
-                to
-            } else if let Some(module) = reexports.get(&to).filter(|it| tops.contains(it)) {
-                module.clone()
-            } else {
-                continue;
-            };
-            if *top != to {
-                edges
-                    .entry(top.clone())
-                    .or_default()
-                    .entry(to)
-                    .or_insert(place);
+        let mut folders: BTreeMap<ModulePath, Edges> = BTreeMap::new();
+        for path in modules.iter().filter(|path| !is_test(path)) {
+            if let Some((name, folder)) = path.split_last() {
+                let edges = folders.entry(folder.to_vec()).or_default();
+                edges.insert(name.clone(), BTreeMap::new());
             }
         }
-        edges
+        for PathReference { from, to, place } in &mentions {
+            if is_test(from) {
+                continue;
+            }
+            let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+            // The folder that has both: in folders above it both are in one module.
+            let (Some(own), Some(other)) = (from.get(common), to.get(common)) else {
+                continue;
+            };
+            let folder = &from[..common];
+            let Some(edges) = folders.get_mut(folder) else {
+                continue;
+            };
+            let exported = reexports.get(folder).and_then(|it| it.get(other));
+            let target = [Some(other), exported]
+                .into_iter()
+                .flatten()
+                .find(|it| edges.contains_key(*it))
+                .filter(|it| *it != own);
+            let Some(target) = target.cloned() else {
+                continue;
+            };
+            if let Some(targets) = edges.get_mut(own) {
+                targets.entry(target).or_insert_with(|| place.clone());
+            }
+        }
+        folders
     }
+}
+
+/// The paths that begin with `::` here, below a module; returns how many tokens they have.
+fn paths(tokens: &[TokenTree], base: &[String], found: &mut Vec<Vec<String>>) -> usize {
+    let mut path = base.to_vec();
+    let mut used = 0;
+    while let [a, b, next, ..] = &tokens[used..]
+        && is_sign(a, ':')
+        && is_sign(b, ':')
+    {
+        match next {
+            TokenTree::Ident(word) => path.push(word.to_string()),
+            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
+                let inner: Vec<_> = group.stream().into_iter().collect();
+                for one in inner.split(|it| is_sign(it, ',')) {
+                    if let [TokenTree::Ident(first), rest @ ..] = one {
+                        let mut below = path.clone();
+                        if *first != "self" {
+                            below.push(first.to_string());
+                        }
+                        paths(rest, &below, found);
+                    }
+                }
+                return used + 3;
+            }
+            _ => break,
+        }
+        used += 3;
+    }
+    if path.len() > base.len() || used == 0 {
+        found.push(path);
+    }
+    used
 }
 
 /// `a/b.rs` and `a/b/mod.rs` are the module `a::b`; `lib.rs` and `main.rs` are the root.
@@ -285,23 +315,6 @@ fn module_of(file: &Path) -> Vec<String> {
         path.clear();
     }
     path
-}
-
-/// The first word of each path in `{a::b, c}`.
-fn first_segments(group: &Group) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut at_start = true;
-    for token in group.stream() {
-        match token {
-            TokenTree::Punct(sign) if sign.as_char() == ',' => at_start = true,
-            TokenTree::Ident(word) if at_start => {
-                found.push(word.to_string());
-                at_start = false;
-            }
-            _ => at_start = false,
-        }
-    }
-    found
 }
 
 /// Every word of a `use` below its module; too many words do no harm.
@@ -340,7 +353,11 @@ mod tests {
         for (file, text) in files {
             found.file(Path::new(file), text.parse().unwrap());
         }
-        let edges = found.resolve();
+        let mut folders = found.resolve();
+        pairs(&folders.remove(&Vec::new()).unwrap())
+    }
+
+    fn pairs(edges: &Edges) -> Vec<(String, String)> {
         let pairs = edges.iter().flat_map(|(from, to)| {
             let to = to.keys();
             to.map(move |to| (from.clone(), to.clone()))
@@ -405,5 +422,31 @@ mod tests {
             "mod inner { use super::f; use super::super::b::B; }",
         );
         assert_eq!(edges_of(&[root, a, ("b.rs", "")]), [pair("a", "b")]);
+    }
+
+    #[test]
+    fn modules_of_a_folder_have_edges_of_their_own() {
+        let mut found = ModuleScan::default();
+        let files = [
+            ("lib.rs", "mod a; mod z;"),
+            ("z.rs", ""),
+            ("a/mod.rs", "mod b; mod c; mod d; pub use self::d::Thing;"),
+            ("a/b.rs", "use super::c::{C, More}; use crate::z::Z;"),
+            (
+                "a/c.rs",
+                "use crate::a::{Thing, b}; fn f() { super::local() }",
+            ),
+            (
+                "a/d.rs",
+                "#[cfg(test)] mod tests { use super::super::b::B; }",
+            ),
+        ];
+        for (file, text) in files {
+            found.file(Path::new(file), text.parse().unwrap());
+        }
+        let folders = found.resolve();
+        assert_eq!(pairs(&folders[&Vec::new()]), [pair("a", "z")]);
+        let inner = pairs(&folders[&vec!["a".to_owned()]]);
+        assert_eq!(inner, [pair("b", "c"), pair("c", "b"), pair("c", "d")]);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, ValueEnum};
 use skewbridge_pkcs11::Selection;
 
-use crate::serve::parse;
+use crate::flag_values;
 
 const HELP: &str = "\
 A credential plugin that proxies the client's requests (KEP-2718). It is
@@ -95,7 +95,7 @@ pub(crate) struct Flags {
     )]
     pub(crate) headers_command_arg: Vec<OsString>,
     /// headers: how long the output of the program is cached
-    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse::duration, help_heading = "Signer headers")]
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = flag_values::duration, help_heading = "Signer headers")]
     pub(crate) headers_refresh: Duration,
 
     /// sigv4: the region [default: that of the environment or of the profile]
@@ -130,7 +130,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "WHERE", default_value = "unix", value_enum)]
     pub(crate) listen: Listen,
     /// How long to run without requests
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = flag_values::duration)]
     pub(crate) idle_timeout: Duration,
     /// Maximum size of a body that a signer reads, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = skewbridge_exec_proxy::forward::DEFAULT_MAX_BODY_BYTES)]

@@ -186,6 +186,13 @@ fn misplaced(flags: &Flags) -> Vec<String> {
 }
 
 fn token_config(flags: &Flags, exec_info: &ExecInfo) -> Result<TokenConfig, String> {
+    if !skewbridge_pkcs11::LOADS_MODULES {
+        return Err(
+            "--signer=pkcs11: this program is static, and cannot load a PKCS#11 module; install \
+             the dynamic program (skewbridge-VERSION-linux-ARCH.tar.gz, or the Debian package)"
+                .to_owned(),
+        );
+    }
     let named = Selection {
         token: flags.pkcs11_token.clone(),
         serial: flags.pkcs11_serial.clone(),

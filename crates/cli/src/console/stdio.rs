@@ -34,9 +34,9 @@ pub(crate) enum StdOutput {
 
 /// How a descriptor is read or written.
 enum DescriptorKind {
-    /// It never blocks.
+    /// Reads and writes never block.
     File,
-    /// It can be polled.
+    /// The descriptor can be polled.
     Pollable(File),
     Other,
 }

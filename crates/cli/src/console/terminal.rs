@@ -61,7 +61,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// From now on, they do not end the program.
+    /// Catches the signals: from now on, they do not end the program.
     fn listen() -> io::Result<Self> {
         Ok(Self {
             ends: TermSignals::listen()?,
@@ -87,7 +87,7 @@ pub(crate) struct TermSignals([(SignalStream, u8); 4]);
 pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 
 impl TermSignals {
-    /// From now on, they do not end the program.
+    /// Catches the signals: from now on, they do not end the program.
     pub(crate) fn listen() -> io::Result<Self> {
         Self::listen_unless(IgnoredSignals::current())
     }

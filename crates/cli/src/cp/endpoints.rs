@@ -23,7 +23,7 @@ pub(super) struct Endpoints {
 }
 
 impl Endpoints {
-    /// Resolves both.
+    /// Resolves source and destination.
     pub(super) async fn find(flags: &Flags, direction: &Direction) -> Result<Self, Failure> {
         let access = flags.cluster.access().await?;
         let lookup = Lookup {

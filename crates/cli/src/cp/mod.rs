@@ -98,9 +98,9 @@ async fn until_signal(
         ended = tokio::time::timeout(CLEANUP_TIMEOUT, copy) => match ended {
             // The copy completed at the same time.
             Ok(Ok(())) => Ok(()),
-            _ => Err(Failure::silent(code)),
+            _ => Err(Failure::without_message(code)),
         },
-        code = signals.next() => Err(Failure::silent(code)),
+        code = signals.next() => Err(Failure::without_message(code)),
     }
 }
 

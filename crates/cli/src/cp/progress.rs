@@ -20,7 +20,7 @@ const MAX_NAME_WIDTH: usize = 24;
 /// Standard error, with or without a progress line.
 #[derive(Debug, Clone)]
 pub(super) struct Screen {
-    /// Whether a line of progress is on it.
+    /// Whether a progress line is on the screen.
     drawn: Arc<Mutex<bool>>,
     manner: Verbosity,
 }
@@ -30,9 +30,9 @@ pub(super) struct Screen {
 pub(super) enum Verbosity {
     /// Errors only.
     Quiet,
-    /// Warnings too: for files and pipes.
+    /// Errors and warnings: for files and pipes.
     Plain,
-    /// Progress too.
+    /// Errors, warnings and progress.
     Live,
 }
 
@@ -274,7 +274,7 @@ mod tests {
         let at = |millis| start + Duration::from_millis(millis);
         assert_eq!(rate.at(at(1000), 1000), 1000);
         assert_eq!(rate.at(at(2000), 5000), 2500);
-        // Begun again.
+        // The copy restarted.
         assert_eq!(rate.at(at(3000), 0), 0);
     }
 }

@@ -6,11 +6,11 @@ use tokio::signal::unix::SignalKind;
 /// Terminating signals, except those that were ignored at the start.
 pub(super) struct Signals {
     endpoints: [(SignalStream, u8); 3],
-    heard: usize,
+    received: usize,
 }
 
 impl Signals {
-    /// From now on, they do not end the program.
+    /// Catches the signals: from now on, they do not end the program.
     pub(super) fn listen() -> std::io::Result<Self> {
         let ignored = IgnoredSignals::current();
         let listen = |kind: SignalKind| -> std::io::Result<(SignalStream, u8)> {
@@ -24,7 +24,7 @@ impl Signals {
                 listen(SignalKind::terminate())?,
                 listen(SignalKind::hangup())?,
             ],
-            heard: 0,
+            received: 0,
         })
     }
 
@@ -36,12 +36,12 @@ impl Signals {
             () = terminate.recv() => *two,
             () = hang_up.recv() => *three,
         };
-        self.heard += 1;
+        self.received += 1;
         code
     }
 
     /// Whether a second signal arrived, which skips the cleanup.
     pub(super) fn are_urgent(&self) -> bool {
-        self.heard > 1
+        self.received > 1
     }
 }

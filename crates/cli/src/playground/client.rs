@@ -22,7 +22,7 @@ pub(super) struct Contexts(Kubeconfig);
 pub(super) struct ResponseSummary {
     pub(super) status: StatusCode,
     /// The name of an object, or the message of an error.
-    pub(super) words: String,
+    pub(super) summary: String,
 }
 
 impl Contexts {
@@ -51,14 +51,14 @@ impl Contexts {
         let request = Request::get(path).header("accept", "application/json");
         let answer = self.send(context, &request).await?;
         let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
-        let words = match (body["kind"].as_str(), body["metadata"]["name"].as_str()) {
+        let summary = match (body["kind"].as_str(), body["metadata"]["name"].as_str()) {
             (Some("Status"), _) => body["message"].as_str().unwrap_or_default().to_owned(),
             (Some(kind), Some(name)) => format!("{kind} {name}"),
             _ => String::from_utf8_lossy(&answer.body).trim().to_owned(),
         };
         Ok(ResponseSummary {
             status: answer.status,
-            words,
+            summary,
         })
     }
 
@@ -69,8 +69,10 @@ impl Contexts {
         let mut connection = self.connect(context).await?;
         for path in ["/api", "/apis"] {
             let request = Request::get(path);
-            let asked = format!("{},{}", accept::V2, accept::V2_BETA1);
-            let answer = connection.send(&request.header("accept", &asked)).await?;
+            let accepted = format!("{},{}", accept::V2, accept::V2_BETA1);
+            let answer = connection
+                .send(&request.header("accept", &accepted))
+                .await?;
             if answer.status != StatusCode::OK {
                 bail!("{path} of {context}: {}", answer.status);
             }

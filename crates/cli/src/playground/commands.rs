@@ -30,7 +30,7 @@ pub(super) struct Command {
 pub(super) enum ControlRequest {
     /// The state of all servers.
     Show,
-    /// An action on one of them.
+    /// An action on one server.
     Do {
         server: String,
         action: ServerAction,
@@ -48,7 +48,7 @@ pub(super) enum CommandResult {
 }
 
 impl ServerAction {
-    /// By its name.
+    /// The action of this name.
     pub(super) fn named(word: &str) -> Option<Self> {
         Some(match word {
             "kill" => Self::Kill,

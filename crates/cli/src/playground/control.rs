@@ -120,7 +120,7 @@ impl Service for Requests {
         let (status, value) = match control.parse_request(&request) {
             Ok(control_request) => {
                 self.busy.store(true, Ordering::Relaxed);
-                let result = control.order(control_request).await;
+                let result = control.execute_queued(control_request).await;
                 self.busy.store(false, Ordering::Relaxed);
                 result
             }
@@ -176,7 +176,7 @@ impl Control {
         Ok(())
     }
 
-    async fn order(&self, control_request: ControlRequest) -> (StatusCode, Value) {
+    async fn execute_queued(&self, control_request: ControlRequest) -> (StatusCode, Value) {
         let (answer, answered) = oneshot::channel();
         let sent = self
             .commands
@@ -210,7 +210,7 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
 }
 
 fn control_request(method: &Method, path: &str) -> Result<ControlRequest, Refusal> {
-    let known = "unknown path; there are GET /servers and POST /servers/VERSION/kill (or stop, \
+    let known = "unknown path; use GET /servers or POST /servers/VERSION/kill (or stop, \
                  start, upgrade, downgrade)";
     let words: Vec<_> = path.trim_matches('/').split('/').collect();
     match (method, &words[..]) {
@@ -247,7 +247,7 @@ mod tests {
         let limit = Duration::from_secs(30);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (commands, mut ordered) = mpsc::channel(1);
+        let (commands, mut queued) = mpsc::channel(1);
         let control = Control {
             address,
             commands,
@@ -260,30 +260,30 @@ mod tests {
             stall: 100 * limit,
         };
         let serving = tokio::spawn(run(listener, control, timeouts));
-        let ask = async || {
-            let mut asking = TcpStream::connect(address).await.unwrap();
+        let request_servers = async || {
+            let mut requesting = TcpStream::connect(address).await.unwrap();
             let request = format!(
                 "GET /servers HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer secret\r\n\r\n"
             );
-            asking.write_all(request.as_bytes()).await.unwrap();
-            asking
+            requesting.write_all(request.as_bytes()).await.unwrap();
+            requesting
         };
         let test = async {
             // A connection that waits for its response is not idle.
-            let mut first = ask().await;
-            let order: Command = ordered.recv().await.unwrap();
+            let mut first = request_servers().await;
+            let command: Command = queued.recv().await.unwrap();
             let mut idle = Vec::new();
             for _ in 0..3 * MAX_CONNECTIONS {
                 idle.push(TcpStream::connect(address).await.unwrap());
             }
-            let mut last = ask().await;
-            for (asking, order) in [
-                (&mut last, ordered.recv().await.unwrap()),
-                (&mut first, order),
+            let mut last = request_servers().await;
+            for (requesting, command) in [
+                (&mut last, queued.recv().await.unwrap()),
+                (&mut first, command),
             ] {
-                order.answer.send(CommandResult::Done(json!({}))).unwrap();
+                command.answer.send(CommandResult::Done(json!({}))).unwrap();
                 let mut response = [0; 12];
-                asking.read_exact(&mut response).await.unwrap();
+                requesting.read_exact(&mut response).await.unwrap();
                 assert_eq!(&response, b"HTTP/1.1 200");
             }
             // The oldest connection was closed.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::geteuid;
-use skewbridge_client::private_dir::create_private_dir;
+use skewbridge_private_files::create_private_dir;
 
 /// Accessible only to the owner.
 const PRIVATE_MODE: u32 = 0o700;
@@ -69,7 +69,7 @@ impl Directory {
             let path = std::env::temp_dir().join(format!("skewbridge-{chance:06x}"));
             match create_private_dir(&path) {
                 Ok(()) => return Self::absolute(&path, true),
-                // It exists already.
+                // The name exists already.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => bail!("cannot create {}: {error}; set --directory", path.display()),
             }
@@ -77,7 +77,7 @@ impl Directory {
         bail!("no free name for a directory; set --directory")
     }
 
-    /// Its path.
+    /// The path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -85,8 +85,8 @@ impl Directory {
 
 /// Keys and files of pods must not be in a directory of another user, because that user could replace them.
 fn check_owner(path: &Path, found: &fs::Metadata) -> Result<()> {
-    let us = geteuid();
-    check_owner_and_mode(us.as_raw(), found.uid(), found.mode())
+    let own_uid = geteuid();
+    check_owner_and_mode(own_uid.as_raw(), found.uid(), found.mode())
         .map_err(|why| anyhow!("--directory: {} {why}", path.display()))
 }
 

@@ -1,7 +1,6 @@
 //! `skewbridge playground`: the whole system in one process.
 
 mod client;
-mod color;
 mod commands;
 mod control;
 mod directory;
@@ -30,8 +29,8 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::console::Color;
 use client::Contexts;
-use color::Color;
 use commands::{Command, CommandResult, ControlRequest, ServerAction, execute};
 use control::Control;
 use directory::Directory;
@@ -87,7 +86,7 @@ fn run_playground(flags: &Flags) -> Result<ExitCode> {
         .context("cannot start")?;
     let directory = Directory::prepare(flags.directory.as_deref())?;
     let code = runtime.block_on(async {
-        // Before anything is started that needs cleanup.
+        // Checked before the playground starts anything that needs cleanup.
         let mut signals = Signals::listen()?;
         let mut playground = None;
         let code = tokio::select! {
@@ -110,7 +109,7 @@ fn run_playground(flags: &Flags) -> Result<ExitCode> {
     code
 }
 
-/// Starts and serves the cluster. It stays with the caller, which ends it in any case.
+/// Starts and serves the cluster. The cluster is stored with the caller, which ends it in any case.
 async fn run_cluster(
     flags: &Flags,
     directory: &Directory,
@@ -131,7 +130,7 @@ async fn run_cluster(
         },
     });
     let cluster = playground.insert(started.await?);
-    get_ready(cluster).await?;
+    wait_until_ready(cluster).await?;
     let color = Color::of_stdout();
     if flags.tour {
         let output = match flags.output {
@@ -171,7 +170,7 @@ async fn run_cluster(
 }
 
 /// Waits until the sample pod runs and every bridge serves the APIs of all servers.
-async fn get_ready(cluster: &Cluster) -> Result<()> {
+async fn wait_until_ready(cluster: &Cluster) -> Result<()> {
     let contexts = Contexts::read(cluster.kubeconfig())?;
     let started = Instant::now();
     let running = format!("/api/v1/namespaces/default/pods/{POD}/log?tailLines=1");

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use skewbridge_fake_cluster::cluster::{Cluster, POD, POD_PORT};
+use skewbridge_fake_cluster::cluster::{Cluster, POD, POD_PORT, POLICY_PATH};
 
-use super::color::Color;
+use crate::console::Color;
 
 /// The content of the diagram.
 pub(super) struct Topology {
@@ -15,6 +15,8 @@ pub(super) struct Topology {
     /// The command to run this program.
     program: String,
     control: Option<String>,
+    /// Names and admin addresses of bridges.
+    admins: Vec<[String; 2]>,
 }
 
 impl Topology {
@@ -28,7 +30,12 @@ impl Topology {
                 server.address().to_string(),
             ]
         });
+        let admins = cluster.bridges().iter().map(|bridge| {
+            let address = bridge.admin_address();
+            [bridge.name().to_owned(), address.to_string()]
+        });
         Self {
+            admins: admins.collect(),
             rows: rows.collect(),
             kubeconfig: shell_quoted(cluster.kubeconfig()),
             program: program(),
@@ -100,6 +107,32 @@ impl Topology {
                 out,
                 "\n{}\n  {control}",
                 color.bold("Stop, start, kill, upgrade or downgrade a server:")
+            );
+        }
+        if let Some([bridge, address]) = self.admins.first() {
+            let of = color.dim(format_args!("# as {bridge} sees it"));
+            let _ = writeln!(
+                out,
+                "\n{}\n  http://{address}/status  {of}",
+                color.bold("Watch the control plane on a page, in a browser:")
+            );
+        }
+        let _ = writeln!(
+            out,
+            "\n{}",
+            color.bold(
+                "Ask a bridge at its admin port for health, metrics, and where it sends a request:"
+            )
+        );
+        for [bridge, address] in &self.admins {
+            let of = color.dim(format_args!("# {bridge}"));
+            let _ = writeln!(out, "  curl http://{address}/metrics  {of}");
+        }
+        if let Some([_, address]) = self.admins.first() {
+            let _ = writeln!(
+                out,
+                "  {} route --admin-address {address} GET {POLICY_PATH}",
+                self.program
             );
         }
         out.push('\n');
@@ -197,6 +230,7 @@ mod tests {
             kubeconfig: "/tmp/k".to_owned(),
             program: "skewbridge".to_owned(),
             control: None,
+            admins: Vec::new(),
         };
         let drawn = scene.draw(Color::Plain);
         let lines: Vec<Vec<char>> = drawn.lines().map(|it| it.chars().collect()).collect();

@@ -12,8 +12,8 @@ use skewbridge_fake_cluster::catalogue::Release;
 use skewbridge_fake_cluster::cluster::{Cluster, POD, POLICY_PATH};
 
 use super::client::{Contexts, ResponseSummary};
-use super::color::Color;
 use super::exec::{ExecOutcome, exec};
+use crate::console::Color;
 
 /// Time for a change to reach all bridges.
 const CONVERGENCE_TIMEOUT: Duration = Duration::from_secs(45);
@@ -239,7 +239,7 @@ impl<'a, W: Write> Tour<'a, W> {
         self.cluster.start_server(newest).await?;
         self.note("server-1.36 is started again.");
         let (response, saw_404) = self
-            .until("bridge-1.28", |response| response.status == StatusCode::OK)
+            .repeat_until("bridge-1.28", |response| response.status == StatusCode::OK)
             .await?;
         self.record(
             "bridge-1.28",
@@ -261,7 +261,7 @@ impl<'a, W: Write> Tour<'a, W> {
             response.status == StatusCode::NOT_FOUND,
         );
         let (response, saw_404) = self
-            .until("bridge-1.28", |response| {
+            .repeat_until("bridge-1.28", |response| {
                 response.status == StatusCode::SERVICE_UNAVAILABLE
             })
             .await?;
@@ -281,7 +281,7 @@ impl<'a, W: Write> Tour<'a, W> {
         self.cluster.set_release(newest, Release::V1_34).await?;
         self.note("server-1.36 is rolled back to 1.34: no server has the API now.");
         let (response, _) = self
-            .until("bridge-1.28", |response| {
+            .repeat_until("bridge-1.28", |response| {
                 response.status == StatusCode::NOT_FOUND
             })
             .await?;
@@ -305,7 +305,7 @@ impl<'a, W: Write> Tour<'a, W> {
         for release in Release::ALL {
             let context = format!("bridge-{release}");
             let (response, _) = self
-                .until(&context, |response| response.status == StatusCode::OK)
+                .repeat_until(&context, |response| response.status == StatusCode::OK)
                 .await?;
             self.record(
                 &context,
@@ -330,7 +330,7 @@ impl<'a, W: Write> Tour<'a, W> {
 
     /// Repeats the request until the response matches, and returns whether there was a 404
     /// before.
-    async fn until(
+    async fn repeat_until(
         &self,
         context: &str,
         wanted: impl Fn(&ResponseSummary) -> bool,
@@ -430,7 +430,7 @@ fn resources(count: usize) -> String {
 
 impl std::fmt::Display for ResponseSummary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.status.as_u16(), self.words)
+        write!(f, "{}: {}", self.status.as_u16(), self.summary)
     }
 }
 

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 
 use super::object::{List, NamedObject, Pod, Service, Workload};
 use super::reference::{Kind, Reference};
-use super::suggestions::similar_names;
 use crate::client_command::Failure;
+use crate::similar_names::similar_names;
 
 /// Interval between lists while waiting for a pod.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -82,6 +82,15 @@ impl Pods {
         match self.body(&path).await {
             Ok(body) => read(&body, &path),
             Err(error) => Err(self.not_found_failure(error, Kind::Pod, name).await),
+        }
+    }
+
+    /// A service by its name.
+    pub(crate) async fn service(&self, name: &str) -> Result<Service, Failure> {
+        let path = format!("{}/{}", Kind::Service.path(&self.namespace), escaped(name));
+        match self.body(&path).await {
+            Ok(body) => read(&body, &path),
+            Err(error) => Err(self.explain(error, "get", Kind::Service)),
         }
     }
 
@@ -175,7 +184,7 @@ pub(crate) fn explain_refusal(
             failure.hint("the server did not accept the credentials: log in again, or give --token")
         }
         403 if response.is_status() => failure.hint(format!(
-            "it needs the verb {verb} on {resource} in namespace {namespace:?}; \
+            "the request needs the verb {verb} on {resource} in namespace {namespace:?}; \
              see kubectl auth can-i {verb} {resource} -n {namespace}"
         )),
         _ => failure,

@@ -82,7 +82,7 @@ impl Manifest {
             (true, true) => Some("kind and no apiVersion"),
         };
         if let Some(missing) = missing {
-            return other(format!("is no object: it has no {missing}"));
+            return other(format!("is not an object: it has no {missing}"));
         }
         let Some(known) = Kind::of_object(&api_version, &kind) else {
             return other(format!("{kind} of {api_version} does not run pods"));
@@ -180,11 +180,17 @@ mod tests {
                 "apiVersion: v1\nkind: Pod\nmetadata: {generateName: a}\n",
                 other("resource name may not be empty"),
             ),
-            ("kind: Pod\n", other("is no object: it has no apiVersion")),
-            ("apiVersion: v1\n", other("is no object: it has no kind")),
+            (
+                "kind: Pod\n",
+                other("is not an object: it has no apiVersion"),
+            ),
+            (
+                "apiVersion: v1\n",
+                other("is not an object: it has no kind"),
+            ),
             (
                 "metadata: {name: a}\n",
-                other("is no object: it has no kind and no apiVersion"),
+                other("is not an object: it has no kind and no apiVersion"),
             ),
         ];
         for (text, expected) in rows {

@@ -3,12 +3,13 @@
 mod container_name;
 mod find;
 mod manifest;
+mod names;
 mod object;
 mod reference;
-mod suggestions;
 
 pub(crate) use container_name::choose_container;
 pub(crate) use find::{FoundPod, Pods, explain_refusal};
 pub(crate) use manifest::Manifest;
+pub(crate) use names::{list_names, list_namespaces};
 pub(crate) use object::{Pod, Service, TargetPort};
-pub(crate) use reference::Reference;
+pub(crate) use reference::{Kind, Reference};

@@ -64,7 +64,7 @@ impl Kind {
 
     /// From a resource in the plural or the singular, or its short name; with or without
     /// its group.
-    fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let text = text.to_ascii_lowercase();
         let (word, rest) = text.split_once('.').unwrap_or((&text, ""));
         let mut all = Self::ALL.into_iter();

@@ -129,7 +129,7 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
 fn exit_result(code: u8) -> Result<(), Failure> {
     match code {
         EXIT_INTERRUPTED => Ok(()),
-        code => Err(Failure::silent(code)),
+        code => Err(Failure::without_message(code)),
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) fn print_stdout_now(line: impl fmt::Display) {
     write(&mut io::stdout(), &plain(&line.to_string()));
 }
 
-/// Waits until queued lines are written, after a last one.
+/// Queues a last line, and waits until all queued lines are written.
 pub(super) fn finish(last: Option<String>) {
     let end = Instant::now() + FLUSH_TIMEOUT;
     if let (Some(last), Some(writer)) = (last, ERR.as_ref()) {

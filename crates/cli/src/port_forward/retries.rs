@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 /// The first and the longest delay before a reconnect: each is twice the previous one.
 const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// One outage: from the loss of a stable connection until there is another stable one.
-/// Connections that are lost at once belong to the outage; otherwise a server that accepts and
-/// closes would be retried without a pause, for ever.
+/// One outage: from the loss of a stable connection until there is another stable one. Connections
+/// that are lost at once belong to the outage; otherwise a server that accepts and closes would be
+/// retried without a pause, forever.
 #[derive(Debug)]
 pub(super) struct Retries {
     max_wait: Duration,
@@ -21,7 +21,7 @@ pub(super) struct Retries {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Uptime {
     pub(super) time: Duration,
-    /// It has carried data.
+    /// Whether the connection has carried data.
     pub(super) served: bool,
 }
 
@@ -114,7 +114,7 @@ mod tests {
             ],
         ),
         (
-            "the longest pause is that",
+            "the delay does not grow beyond the maximum",
             10 * MILLIS_PER_MINUTE,
             &[
                 Lost(0, MILLIS_PER_MINUTE),
@@ -136,7 +136,7 @@ mod tests {
             ],
         ),
         (
-            "a way that is cut every few seconds, and of use",
+            "a connection that is lost every few seconds after it has carried data",
             MILLIS_PER_MINUTE,
             &[
                 LostInUse(0, 5_000),
@@ -148,7 +148,7 @@ mod tests {
             ],
         ),
         (
-            "a server that gives a byte and closes",
+            "a server that sends a byte and closes",
             MILLIS_PER_MINUTE,
             &[
                 LostInUse(0, MILLIS_PER_MINUTE),

@@ -19,7 +19,7 @@ const EXIT_NOT_EXECUTABLE: u8 = 126;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct CommandExit {
     pub(super) code: u8,
-    /// Why it was not started.
+    /// Why the command was not started.
     pub(super) problem: Option<String>,
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 
-use crate::serve::parse;
+use crate::flag_values;
 
 const HELP: &str = "\
 $KUBECONFIG of the command is a private kubeconfig with one context. Its server is a
@@ -87,7 +87,7 @@ impl Flags {
                 None
             }
         };
-        let plugin_timeout = match parse::duration(&self.plugin_timeout) {
+        let plugin_timeout = match flag_values::duration(&self.plugin_timeout) {
             Ok(time) if time.is_zero() => Err("must be more than 0".to_owned()),
             other => other,
         };

@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use skewbridge_client::api_server::Timeouts;
-use skewbridge_client::private_dir::PrivateDir;
 use skewbridge_client::{Endpoint, Kubeconfig, Target, exec_plugin};
+use skewbridge_private_files::PrivateDir;
 
 use child::{CommandExit, Signals};
 pub(crate) use flags::Flags;

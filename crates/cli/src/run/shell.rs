@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::Path;
 
-use skewbridge_client::private_dir::PrivateDir;
+use skewbridge_private_files::PrivateDir;
 use tokio::process::Command;
 
 use super::flags::CommandKind;

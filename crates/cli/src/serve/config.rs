@@ -1,16 +1,20 @@
 //! From flags to [`Config`]: parses every value, and reads every file once.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
+use skewbridge_gateway::admission_guard::AdmissionGuard;
 use skewbridge_gateway::config::{
     Admin, ApiServerIdentity, AuthenticationConfig, BridgeUser, Config, Egress, Etcd, Feature,
-    Limits, Listen, LogFormat, Logs, Peers, RegistryKind, RequestHeader, ServingTls, Shutdown,
-    Streams, TlsVersion, TranslateStreams, Upstream, UpstreamStreams,
+    Guards, Limits, Listen, LogFormat, Logs, MAX_UPSTREAMS, Peers, RegistryKind, RequestHeader,
+    ServingTls, Shutdown, Streams, TlsVersion, TranslateStreams, Upstream, UpstreamServer,
+    UpstreamStreams,
 };
+use skewbridge_gateway::field_guard::FieldGuard;
 use skewbridge_gateway::tls::ca_conflict::{self, CaConflict};
 use skewbridge_gateway::tls::files::{KeyPairFiles, load_ca};
 use skewbridge_k8s_api::component::GuardedComponents;
@@ -20,32 +24,57 @@ use super::diagnostics::{Diagnostics, Problems, Warning};
 use super::egress;
 use super::features::features;
 use super::flags::{
-    AuthenticationFlags, EtcdFlags, Flags, GenericFlags, LimitFlags, LogFlags, PeerFlags,
-    ServingFlags, StreamFlags, UpstreamFlags,
+    AdminFlags, AuthenticationFlags, EtcdFlags, Flags, GenericFlags, LimitFlags, LogFlags,
+    PeerFlags, ServingFlags, StreamFlags, UpstreamFlags,
 };
-use super::parse::{self, Endpoint, Parsed};
 use super::signatures;
+use crate::flag_values::{self, Endpoint, Parsed};
 
 /// kube-apiserver's default port.
 const DEFAULT_UPSTREAM_PORT: u16 = 6443;
 
-/// Parses a command line: a config and its warnings, or all errors.
-pub(crate) fn config(flags: &Flags) -> Result<(Config, Vec<Warning>), Problems> {
+const ADMIN_ADDRESS: &str = "--admin-address";
+const ADMIN_SECURE_ADDRESS: &str = "--admin-secure-address";
+
+/// Parses a command line: a config and its warnings, or all errors. `service` is the Service of the
+/// kube-apiservers, in a pod.
+pub(crate) fn config(
+    flags: &Flags,
+    service: Option<Endpoint>,
+) -> Result<(Config, Vec<Warning>), Problems> {
     let mut diagnostics = Diagnostics::default();
-    let built = build(flags, &mut diagnostics);
+    let built = build(flags, service, &mut diagnostics);
     diagnostics.conclude(built)
 }
 
+/// The Service `default/kubernetes`, whose address kubelet puts into the environment of each pod.
+pub(crate) fn kubernetes_service(environment: impl Fn(&str) -> Option<String>) -> Option<Endpoint> {
+    let variable = |name| environment(name).filter(|value| !value.is_empty());
+    let host = variable("KUBERNETES_SERVICE_HOST")?;
+    let host = match host.parse() {
+        Ok(IpAddr::V6(address)) => format!("[{address}]"),
+        _ => host,
+    };
+    let port = variable("KUBERNETES_SERVICE_PORT")?;
+    https_endpoint(&format!("https://{host}:{port}")).ok()
+}
+
 /// Checks all flags, and records every error. A missing part has had its error recorded.
-fn build(flags: &Flags, diagnostics: &mut Diagnostics) -> Option<Config> {
+fn build(
+    flags: &Flags,
+    service: Option<Endpoint>,
+    diagnostics: &mut Diagnostics,
+) -> Option<Config> {
     let listen = listen(&flags.serving, &flags.generic, diagnostics);
     let serving = serving(&flags.serving, diagnostics);
     let callers = callers(&flags.authentication, diagnostics);
-    let admin = diagnostics.value(
-        "--admin-address",
-        parse::loopback_socket(&flags.admin.admin_address),
+    let admin = admin(&flags.admin, diagnostics);
+    let upstream = upstream(
+        (&flags.upstream, service),
+        listen.as_ref(),
+        admin.as_ref(),
+        diagnostics,
     );
-    let upstream = upstream(&flags.upstream, listen.as_ref(), admin, diagnostics);
     let features = features(&flags.features.feature_gates, diagnostics);
     let peers = peers(&flags.peers, &flags.etcd, diagnostics);
     let streams = streams(&flags.streams, diagnostics);
@@ -55,7 +84,8 @@ fn build(flags: &Flags, diagnostics: &mut Diagnostics) -> Option<Config> {
     let workers = workers(&flags.generic, diagnostics);
 
     check_front_proxy_present(flags, diagnostics);
-    if let (Some(listen), Some(admin)) = (&listen, admin) {
+    check_reviews_can_be_sent(flags, diagnostics);
+    if let (Some(listen), Some(admin)) = (&listen, &admin) {
         check_listeners_differ(listen, admin, diagnostics);
     }
 
@@ -68,14 +98,35 @@ fn build(flags: &Flags, diagnostics: &mut Diagnostics) -> Option<Config> {
         streams: streams?,
         features,
         limits: limits?,
-        admin: Admin { address: admin? },
+        admin: admin?,
         shutdown: shutdown?,
         logs: logs?,
         workers: workers?,
     };
     warn_of_incomplete_peering(&flags.peers, &config, diagnostics);
+    check_flags_of_many(flags, &config, diagnostics);
     check_front_proxy_is_not_user(&config, diagnostics);
     Some(config)
+}
+
+fn admin(flags: &AdminFlags, diagnostics: &mut Diagnostics) -> Option<Admin> {
+    let address = diagnostics.value(
+        ADMIN_ADDRESS,
+        flag_values::loopback_socket(&flags.admin_address),
+    );
+    let secure = non_empty(flags.admin_secure_address.as_ref());
+    let secure = secure.map(flag_values::any_socket).transpose();
+    let secure_address = diagnostics.value(ADMIN_SECURE_ADDRESS, secure);
+    let watch_target = non_empty(flags.watch_target.as_ref());
+    let watch_target = watch_target.map(flag_values::released_minor).transpose();
+    let watch_target = diagnostics.value("--watch-target", watch_target);
+    Some(Admin {
+        address: address?,
+        secure_address: secure_address?,
+        watch_target: watch_target?,
+        // Set when all sources of flags are known.
+        flags: BTreeMap::new(),
+    })
 }
 
 fn listen(
@@ -83,14 +134,20 @@ fn listen(
     generic: &GenericFlags,
     diagnostics: &mut Diagnostics,
 ) -> Option<Listen> {
-    let bind_address = diagnostics.value("--bind-address", parse::ip(&serving.bind_address));
+    let bind_address = diagnostics.value("--bind-address", flag_values::ip(&serving.bind_address));
     let secure_port = diagnostics.value(
         "--secure-port",
-        parse::number(&serving.secure_port, &(0..=u16::MAX)),
+        flag_values::number(&serving.secure_port, &(0..=u16::MAX)),
     );
     let advertise_address = non_empty(generic.advertise_address.as_ref())
-        .and_then(|ip| diagnostics.value("--advertise-address", parse::advertised_ip(ip)));
+        .and_then(|ip| diagnostics.value("--advertise-address", flag_values::advertised_ip(ip)));
+    let proxy_protocol_cidrs = diagnostics.values(
+        "--proxy-protocol-cidrs",
+        &serving.proxy_protocol_cidrs,
+        flag_values::cidr,
+    );
     Some(Listen {
+        proxy_protocol_cidrs,
         bind_address: bind_address?,
         secure_port: secure_port?,
         advertise_address,
@@ -121,7 +178,7 @@ fn tls_version(text: &str) -> Parsed<TlsVersion> {
             "{text} is insecure (RFC 8996) and not supported; use VersionTLS12 or VersionTLS13"
         ));
     }
-    parse::keyword(
+    flag_values::keyword(
         text,
         &[
             ("VersionTLS12", TlsVersion::Tls12),
@@ -180,29 +237,29 @@ fn identity_headers(flags: &AuthenticationFlags, diagnostics: &mut Diagnostics) 
     let username = diagnostics.values(
         "--requestheader-username-headers",
         &flags.requestheader_username_headers,
-        parse::identity_header,
+        flag_values::identity_header,
     );
     let uid = diagnostics.values(
         "--requestheader-uid-headers",
         &flags.requestheader_uid_headers,
-        parse::identity_header,
+        flag_values::identity_header,
     );
     let group = diagnostics.values(
         "--requestheader-group-headers",
         &flags.requestheader_group_headers,
-        parse::identity_header,
+        flag_values::identity_header,
     );
     let extra_prefix = diagnostics.values(
         "--requestheader-extra-headers-prefix",
         &flags.requestheader_extra_headers_prefix,
-        parse::identity_prefix,
+        flag_values::identity_prefix,
     );
     for prefix in &extra_prefix {
-        let swallowed = [&username, &uid, &group]
+        let covered_header = [&username, &uid, &group]
             .into_iter()
             .flatten()
             .find(|name| name.as_str().starts_with(prefix.as_str()));
-        if let Some(name) = swallowed {
+        if let Some(name) = covered_header {
             diagnostics.problem(
                 "--requestheader-extra-headers-prefix",
                 None,
@@ -219,17 +276,12 @@ fn identity_headers(flags: &AuthenticationFlags, diagnostics: &mut Diagnostics) 
 }
 
 fn upstream(
-    flags: &UpstreamFlags,
+    (flags, service): (&UpstreamFlags, Option<Endpoint>),
     listen: Option<&Listen>,
-    admin: Option<SocketAddr>,
+    admin: Option<&Admin>,
     diagnostics: &mut Diagnostics,
 ) -> Option<Upstream> {
-    let endpoint = required(
-        flags.upstream.as_ref(),
-        "https://HOST[:PORT] of the kube-apiserver",
-    )
-    .and_then(https_endpoint);
-    let endpoint = diagnostics.value("--upstream", endpoint);
+    let values = upstream_values(&flags.upstream, service, diagnostics);
     let ca = diagnostics.value(
         "--upstream-ca-file",
         required(
@@ -238,31 +290,183 @@ fn upstream(
         ),
     );
     let ca = diagnostics.ca(("--upstream-ca-file", ca));
-    let server_name = non_empty(flags.upstream_server_name.as_ref())
-        .and_then(|name| diagnostics.value("--upstream-server-name", parse::server_name(name)));
+    let server_name = non_empty(flags.upstream_server_name.as_ref()).and_then(|name| {
+        diagnostics.value("--upstream-server-name", flag_values::server_name(name))
+    });
     let front_proxy = front_proxy(flags, diagnostics);
     let bridge_user = bridge_user(flags, diagnostics);
-    let Endpoint { host, port, .. } = endpoint?;
-    let port = port.unwrap_or(DEFAULT_UPSTREAM_PORT);
-    if let Some(listen) = listen {
-        check_upstream_is_not_self(listen, &host, port, diagnostics);
+    let UpstreamValues {
+        endpoints,
+        follows_endpoints,
+        is_service,
+    } = values?;
+    let listed_name = || flag_values::server_name(LISTED_SERVER_NAME).ok();
+    let mut servers = Vec::new();
+    for Endpoint { host, port, .. } in endpoints {
+        let port = port.unwrap_or(DEFAULT_UPSTREAM_PORT);
+        if let Some(listen) = listen {
+            check_upstream_is_not_self(listen, &host, port, diagnostics);
+        }
+        if let Some(admin) = admin {
+            check_upstream_is_not_admin(admin, &host, port, diagnostics);
+        }
+        let server_name = server_name.clone().or_else(|| {
+            if is_service {
+                listed_name()
+            } else {
+                flag_values::server_name(&host).ok()
+            }
+        });
+        let server = UpstreamServer {
+            server_name: server_name?,
+            host,
+            port,
+        };
+        if servers.contains(&server) {
+            let message = format!("{} is given twice", server.authority());
+            diagnostics.problem("--upstream", None, message);
+        }
+        servers.push(server);
     }
-    if let Some(admin) = admin {
-        check_upstream_is_not_admin(admin, &host, port, diagnostics);
+    if servers.len() > MAX_UPSTREAMS {
+        let message = format!(
+            "has {} values; {MAX_UPSTREAMS} are supported",
+            servers.len()
+        );
+        diagnostics.problem("--upstream", None, message);
     }
-    let server_name = server_name.or_else(|| parse::server_name(&host).ok());
+    let first = servers.remove(0);
     Some(Upstream {
-        server_name: server_name?,
-        host,
-        port,
+        server_name: first.server_name,
+        host: first.host,
+        port: first.port,
+        others: servers,
+        endpoints: if follows_endpoints {
+            Some(server_name.or_else(listed_name)?)
+        } else {
+            None
+        },
         ca: ca?.0,
         front_proxy,
         bridge_user: bridge_user?,
     })
 }
 
+/// The keyword of `--upstream` for the servers that the `EndpointSlices` list.
+const ENDPOINTS: &str = "endpoints";
+
+/// A name in the certificate of every kube-apiserver, whatever its address is.
+const LISTED_SERVER_NAME: &str = "kubernetes.default.svc";
+
+/// The values of `--upstream`.
+struct UpstreamValues {
+    /// At least one.
+    endpoints: Vec<Endpoint>,
+    /// `endpoints` is one of the values.
+    follows_endpoints: bool,
+    /// `endpoints` is the only value: the endpoint is that of the Service.
+    is_service: bool,
+}
+
+fn upstream_values(
+    values: &[String],
+    service: Option<Endpoint>,
+    diagnostics: &mut Diagnostics,
+) -> Option<UpstreamValues> {
+    const FLAG: &str = "--upstream";
+    if values.iter().all(String::is_empty) {
+        let message = "required: https://HOST[:PORT] of the kube-apiserver";
+        diagnostics.problem(FLAG, None, message);
+        return None;
+    }
+    let parsed = diagnostics.values(FLAG, values, |text| match text {
+        ENDPOINTS => Ok(None),
+        url => https_endpoint(url).map(Some),
+    });
+    // Otherwise an error has been recorded.
+    let follows_endpoints = parsed.contains(&None);
+    let mut endpoints: Vec<_> = parsed.iter().flatten().cloned().collect();
+    let is_service = parsed == [None];
+    endpoints.extend(service.filter(|_| is_service));
+    if endpoints.is_empty() && follows_endpoints {
+        let message = "endpoints also needs the URL of a kube-apiserver through which the \
+                       EndpointSlices are read first: \
+                       --upstream=https://HOST[:PORT],endpoints; in a pod the Service of \
+                       KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT is used, which are not set";
+        diagnostics.problem(FLAG, None, message);
+    }
+    (!endpoints.is_empty()).then_some(UpstreamValues {
+        endpoints,
+        follows_endpoints,
+        is_service,
+    })
+}
+
+/// With several values of `--upstream`, each is a peer of the others: flags by which bridges find
+/// each other have no meaning.
+fn check_flags_of_many(flags: &Flags, config: &Config, diagnostics: &mut Diagnostics) {
+    if !config.upstream.is_balanced() {
+        return;
+    }
+    let (peers, etcd) = (&flags.peers, &flags.etcd);
+    let given = |value: &Option<String>| non_empty(value.as_ref()).is_some();
+    let rows = [
+        ("--peer-ca-file", given(&peers.peer_ca_file)),
+        ("--peer-registry", given(&peers.peer_registry)),
+        ("--peer-cidrs", !peers.peer_cidrs.is_empty()),
+        ("--peer-advertise-ip", given(&peers.peer_advertise_ip)),
+        ("--peer-advertise-port", given(&peers.peer_advertise_port)),
+        ("--apiserver-identity", peers.apiserver_identity != "auto"),
+        ("--etcd-servers", !etcd.etcd_servers.is_empty()),
+        ("--etcd-cafile", given(&etcd.etcd_cafile)),
+        ("--etcd-certfile", given(&etcd.etcd_certfile)),
+        ("--etcd-keyfile", given(&etcd.etcd_keyfile)),
+    ];
+    for (flag, _) in rows.iter().filter(|(_, given)| *given) {
+        diagnostics.problem(
+            flag,
+            None,
+            "has no effect with several values of --upstream, which are the peers of each other: \
+             omit it",
+        );
+    }
+    let missing: Vec<_> = [
+        (
+            "--proxy-client-cert-file",
+            config.upstream.front_proxy.is_some(),
+        ),
+        (
+            "--requestheader-client-ca-file",
+            config.callers.request_header.is_some(),
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(flag, given)| (!given).then_some(flag))
+    .collect();
+    if config.upstream.endpoints.is_some() && config.upstream.front_proxy.is_none() {
+        diagnostics.problem(
+            "--upstream",
+            None,
+            "endpoints needs --proxy-client-cert-file and --proxy-client-key-file: the bridge reads the \
+             EndpointSlices as --bridge-user",
+        );
+    }
+    let wanted = (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy);
+    if wanted && !missing.is_empty() {
+        let missing = missing.join(", ");
+        diagnostics.warning(
+            "--upstream",
+            None,
+            format!(
+                "has several values without {missing}: requests are spread without regard to what \
+                 each kube-apiserver serves; set {missing}"
+            ),
+        );
+    }
+}
+
 fn https_endpoint(text: &str) -> Parsed<Endpoint> {
-    let endpoint = parse::endpoint(text)?;
+    let endpoint = flag_values::endpoint(text)?;
     if endpoint.secure {
         Ok(endpoint)
     } else {
@@ -338,17 +542,17 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, diagnostics: &mut Diagnostics) -> 
     let identity = diagnostics.value("--apiserver-identity", identity(&flags.apiserver_identity));
     let ca = diagnostics.ca(("--peer-ca-file", non_empty(flags.peer_ca_file.as_ref())));
     let advertise_ip = non_empty(flags.peer_advertise_ip.as_ref())
-        .and_then(|ip| diagnostics.value("--peer-advertise-ip", parse::advertised_ip(ip)));
+        .and_then(|ip| diagnostics.value("--peer-advertise-ip", flag_values::advertised_ip(ip)));
     let advertise_port = non_empty(flags.peer_advertise_port.as_ref()).and_then(|port| {
         diagnostics.value(
             "--peer-advertise-port",
-            parse::number(port, &(1..=u16::MAX)),
+            flag_values::number(port, &(1..=u16::MAX)),
         )
     });
-    let cidrs = diagnostics.values("--peer-cidrs", &flags.peer_cidrs, parse::cidr);
-    let registry = registry(non_empty(flags.peer_registry.as_ref()).unwrap_or("etcd"));
-    let registry = diagnostics.value("--peer-registry", registry);
-    match &registry {
+    let cidrs = diagnostics.values("--peer-cidrs", &flags.peer_cidrs, flag_values::cidr);
+    let sources = address_sources(non_empty(flags.peer_registry.as_ref()).unwrap_or("etcd"));
+    let sources = diagnostics.value("--peer-registry", sources);
+    match sources.as_ref().map(|it| &it.registry) {
         Some(RegistryKind::Leases) if flags.peer_cidrs.is_empty() => diagnostics.problem(
             "--peer-cidrs",
             None,
@@ -367,19 +571,17 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, diagnostics: &mut Diagnostics) -> 
         Some(path) => egress::read(Path::new(path), diagnostics),
         None => Some(Egress::Direct),
     };
-    let guarded_components = diagnostics.value(
-        "--guard-components",
-        guarded_components(&flags.guard_components),
-    );
+    let guards = guards(flags, diagnostics);
     let etcd = self::etcd(etcd, diagnostics);
     Some(Peers {
         identity: identity?,
-        registry: registry?,
+        registry: sources.as_ref()?.registry.clone(),
+        endpoints: sources?.endpoints,
         ca: ca.map(|(path, _)| path),
         advertise_ip,
         advertise_port,
         cidrs,
-        guarded_components: guarded_components?,
+        guards: guards?,
         state_dir: non_empty(flags.state_dir.as_ref()).map(PathBuf::from),
         etcd: etcd?,
         egress: egress?,
@@ -389,13 +591,59 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, diagnostics: &mut Diagnostics) -> 
 fn identity(text: &str) -> Parsed<ApiServerIdentity> {
     match text {
         "auto" => Ok(ApiServerIdentity::Auto),
-        name => parse::dns_subdomain(name).map(ApiServerIdentity::Named),
+        name => flag_values::dns_subdomain(name).map(ApiServerIdentity::Named),
+    }
+}
+
+/// Objects of a version that the cluster has left for longer are the business of its administrator.
+const MAX_GUARD_RETENTION: Duration = Duration::from_hours(24);
+
+/// The placement rules of `--guard-*`.
+fn guards(flags: &PeerFlags, diagnostics: &mut Diagnostics) -> Option<Guards> {
+    let components = guarded_components(&flags.guard_components);
+    let components = diagnostics.value("--guard-components", components);
+    let fields = diagnostics.value("--guard-fields", field_guard(&flags.guard_fields));
+    let admission = admission_guard(&flags.guard_admission);
+    let admission = diagnostics.value("--guard-admission", admission);
+    let retention = non_empty(flags.guard_retention.as_ref());
+    let retention = retention.map(guard_retention).transpose();
+    let retention = diagnostics.value("--guard-retention", retention);
+    Some(Guards {
+        components: components?,
+        fields: fields?,
+        admission: admission?,
+        retention: retention?,
+    })
+}
+
+fn guard_retention(text: &str) -> Parsed<Duration> {
+    let retention = flag_values::duration(text)?;
+    if retention > MAX_GUARD_RETENTION {
+        return Err(format!("{text} is more than 24h"));
+    }
+    Ok(retention)
+}
+
+fn field_guard(text: &str) -> Parsed<FieldGuard> {
+    match text {
+        "off" => Ok(FieldGuard::Off),
+        "writes" => Ok(FieldGuard::Writes),
+        "all" => Ok(FieldGuard::All),
+        _ => Err(format!("{text:?} is not off, writes or all")),
+    }
+}
+
+fn admission_guard(text: &str) -> Parsed<AdmissionGuard> {
+    match text {
+        "off" => Ok(AdmissionGuard::Off),
+        "on" => Ok(AdmissionGuard::On),
+        _ => Err(format!("{text:?} is not on or off")),
     }
 }
 
 /// The components of `--guard-components`.
 fn guarded_components(values: &[String]) -> Parsed<GuardedComponents> {
-    let names = parse::list(values)?;
+    let names = flag_values::list(values)?;
     match names.as_slice() {
         [] => Ok(GuardedComponents::default()),
         [only] if only == "off" => Ok(GuardedComponents::none()),
@@ -404,12 +652,59 @@ fn guarded_components(values: &[String]) -> Parsed<GuardedComponents> {
     }
 }
 
+/// The sources of the addresses of peers.
+#[derive(Debug, PartialEq, Eq)]
+struct AddressSources {
+    registry: RegistryKind,
+    endpoints: bool,
+}
+
+/// At most one registry, in which the bridge also publishes its own address, and `endpoints`.
+fn address_sources(text: &str) -> Parsed<AddressSources> {
+    let is_endpoints = |source: &&str| *source == "endpoints";
+    let (endpoints, others): (Vec<_>, Vec<_>) =
+        text.split(',').map(str::trim).partition(is_endpoints);
+    if endpoints.len() > 1 {
+        return Err(format!("{text:?} has endpoints twice"));
+    }
+    // A path may have commas.
+    let of_path = |source: &&&str| !["etcd", "leases"].contains(source) && !is_file(source);
+    let registry = match others.as_slice() {
+        [] => RegistryKind::None,
+        [file, rest @ ..] if is_file(file) && rest.iter().all(|it| of_path(&it)) => {
+            registry(&others.join(","))?
+        }
+        [one] => registry(one)?,
+        [one, other, ..] => {
+            registry(one)?;
+            registry(other)?;
+            if one == other {
+                return Err(format!("{text:?} has {one} twice"));
+            }
+            return Err(format!(
+                "{text:?} has {one} and {other}: a bridge publishes its address in one of etcd, \
+                 leases and file:PATH; only endpoints can be added"
+            ));
+        }
+    };
+    Ok(AddressSources {
+        registry,
+        endpoints: !endpoints.is_empty(),
+    })
+}
+
+fn is_file(source: &str) -> bool {
+    source.starts_with("file:")
+}
+
 fn registry(text: &str) -> Parsed<RegistryKind> {
     match text.split_once(':') {
         None if text == "etcd" => Ok(RegistryKind::Etcd),
         None if text == "leases" => Ok(RegistryKind::Leases),
         Some(("file", path)) if !path.is_empty() => Ok(RegistryKind::File(path.into())),
-        _ => Err(format!("{text:?} is not one of etcd, leases, file:PATH")),
+        _ => Err(format!(
+            "{text:?} is not one of etcd, leases, file:PATH, endpoints"
+        )),
     }
 }
 
@@ -438,7 +733,7 @@ fn etcd(flags: &EtcdFlags, diagnostics: &mut Diagnostics) -> Option<Etcd> {
 }
 
 fn etcd_server(text: &str) -> Parsed<Endpoint> {
-    let endpoint = parse::endpoint(text)?;
+    let endpoint = flag_values::endpoint(text)?;
     if endpoint.port.is_some() {
         Ok(endpoint)
     } else {
@@ -466,11 +761,11 @@ fn streams(flags: &StreamFlags, diagnostics: &mut Diagnostics) -> Option<Streams
     ];
     let translate = diagnostics.value(
         "--translate-streams",
-        parse::keyword(&flags.translate_streams, &words),
+        flag_values::keyword(&flags.translate_streams, &words),
     );
     let ping_interval = diagnostics.value(
         "--stream-ping-interval",
-        parse::duration(&flags.stream_ping_interval).and_then(|interval| {
+        flag_values::duration(&flags.stream_ping_interval).and_then(|interval| {
             if interval.is_zero() || interval >= MIN_PING_INTERVAL {
                 Ok(interval)
             } else {
@@ -483,7 +778,7 @@ fn streams(flags: &StreamFlags, diagnostics: &mut Diagnostics) -> Option<Streams
     );
     let idle_timeout = diagnostics.value(
         "--streaming-connection-idle-timeout",
-        parse::duration(&flags.streaming_connection_idle_timeout),
+        flag_values::duration(&flags.streaming_connection_idle_timeout),
     );
     let words = [
         ("any", UpstreamStreams::Any),
@@ -491,7 +786,7 @@ fn streams(flags: &StreamFlags, diagnostics: &mut Diagnostics) -> Option<Streams
     ];
     let upstream = diagnostics.value(
         "--upstream-streams",
-        parse::keyword(&flags.upstream_streams, &words).and_then(|upstream| {
+        flag_values::keyword(&flags.upstream_streams, &words).and_then(|upstream| {
             if upstream == UpstreamStreams::WebSocket && translate == Some(TranslateStreams::Always)
             {
                 return Err(
@@ -514,49 +809,53 @@ fn streams(flags: &StreamFlags, diagnostics: &mut Diagnostics) -> Option<Streams
 fn limits(flags: &LimitFlags, diagnostics: &mut Diagnostics) -> Option<Limits> {
     let max_connections = diagnostics.value(
         "--max-connections",
-        parse::number(&flags.max_connections, &(1..=1_000_000)),
+        flag_values::number(&flags.max_connections, &(1..=1_000_000)),
     );
     let reserved = non_empty(flags.reserved_connections.as_ref()).and_then(|count| {
         let less_than_all = 0..=max_connections.unwrap_or(1_000_000_usize) - 1;
         diagnostics.value(
             "--reserved-connections",
-            parse::number(count, &less_than_all),
+            flag_values::number(count, &less_than_all),
         )
     });
     let per_source = non_empty(flags.max_unauthenticated_connections_per_source.as_ref());
     let per_source = per_source.and_then(|count| {
         diagnostics.value(
             "--max-unauthenticated-connections-per-source",
-            parse::number(count, &(1..=1_000_000)),
+            flag_values::number(count, &(1..=1_000_000)),
         )
     });
     let max_failures = diagnostics.value(
         "--max-authentication-failures-per-source",
-        parse::number(
+        flag_values::number(
             &flags.max_authentication_failures_per_source,
             &(0..=1_000_000),
         ),
     );
     let max_streams = diagnostics.value(
         "--http2-max-streams-per-connection",
-        parse::number(&flags.http2_max_streams_per_connection, &(0..=10_000)),
+        flag_values::number(&flags.http2_max_streams_per_connection, &(0..=10_000)),
     );
+    let goaway_chance = diagnostics.value("--goaway-chance", goaway_chance(&flags.goaway_chance));
     let max_buffered_bytes = diagnostics.value(
         "--max-buffered-bytes",
         // From a few stalled responses to the memory of any machine.
-        parse::bytes(&flags.max_buffered_bytes, &((1 << 20)..=(1 << 40))),
+        flag_values::bytes(&flags.max_buffered_bytes, &((1 << 20)..=(1 << 40))),
     );
     let handshake_timeout = diagnostics.value(
         "--tls-handshake-timeout",
-        parse::timeout(&flags.tls_handshake_timeout),
+        flag_values::timeout(&flags.tls_handshake_timeout),
     );
     let read_header_timeout = diagnostics.value(
         "--read-header-timeout",
-        parse::timeout(&flags.read_header_timeout),
+        flag_values::timeout(&flags.read_header_timeout),
     );
-    let idle_timeout = diagnostics.value("--idle-timeout", parse::timeout(&flags.idle_timeout));
-    let request_timeout =
-        diagnostics.value("--request-timeout", parse::timeout(&flags.request_timeout));
+    let idle_timeout =
+        diagnostics.value("--idle-timeout", flag_values::timeout(&flags.idle_timeout));
+    let request_timeout = diagnostics.value(
+        "--request-timeout",
+        flag_values::timeout(&flags.request_timeout),
+    );
     Some(Limits {
         max_connections: max_connections?,
         reserved_connections: reserved,
@@ -567,6 +866,7 @@ fn limits(flags: &LimitFlags, diagnostics: &mut Diagnostics) -> Option<Limits> {
             0 => Limits::default().max_streams_per_connection,
             count => count,
         },
+        goaway_chance: goaway_chance?,
         max_buffered_bytes: max_buffered_bytes?,
         handshake_timeout: handshake_timeout?,
         read_header_timeout: read_header_timeout?,
@@ -576,14 +876,21 @@ fn limits(flags: &LimitFlags, diagnostics: &mut Diagnostics) -> Option<Limits> {
     })
 }
 
+/// The range of kube-apiserver.
+fn goaway_chance(text: &str) -> Parsed<f64> {
+    let chance = text.parse().ok();
+    let chance = chance.filter(|it| (0.0..=0.02).contains(it));
+    chance.ok_or_else(|| format!("{text:?} is not a number from 0 to 0.02"))
+}
+
 fn shutdown(flags: &GenericFlags, diagnostics: &mut Diagnostics) -> Option<Shutdown> {
     let delay = diagnostics.value(
         "--shutdown-delay-duration",
-        parse::duration(&flags.shutdown_delay_duration),
+        flag_values::duration(&flags.shutdown_delay_duration),
     );
     let drain = diagnostics.value(
         "--shutdown-drain-timeout",
-        parse::duration(&flags.shutdown_drain_timeout),
+        flag_values::duration(&flags.shutdown_drain_timeout),
     );
     Some(Shutdown {
         delay: delay?,
@@ -592,9 +899,12 @@ fn shutdown(flags: &GenericFlags, diagnostics: &mut Diagnostics) -> Option<Shutd
 }
 
 fn logs(flags: &LogFlags, diagnostics: &mut Diagnostics) -> Option<Logs> {
-    let verbosity = diagnostics.value("--v", parse::number(&flags.v, &(0..=10)));
+    let verbosity = diagnostics.value("--v", flag_values::number(&flags.v, &(0..=10)));
     let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
-    let format = diagnostics.value("--log-format", parse::keyword(&flags.log_format, &formats));
+    let format = diagnostics.value(
+        "--log-format",
+        flag_values::keyword(&flags.log_format, &formats),
+    );
     Some(Logs {
         verbosity: verbosity?,
         format: format?,
@@ -605,7 +915,7 @@ fn workers(flags: &GenericFlags, diagnostics: &mut Diagnostics) -> Option<NonZer
     let Some(count) = non_empty(flags.worker_threads.as_ref()) else {
         return Some(available_parallelism().unwrap_or(NonZeroUsize::MIN));
     };
-    let count = parse::number(count, &(1..=1024));
+    let count = flag_values::number(count, &(1..=1024));
     diagnostics
         .value("--worker-threads", count)
         .and_then(NonZeroUsize::new)
@@ -680,7 +990,8 @@ fn warn_of_incomplete_peering(flags: &PeerFlags, config: &Config, diagnostics: &
     .into_iter()
     .filter_map(|(flag, given)| (!given).then_some(flag))
     .collect();
-    let wanted = (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy);
+    let wanted = (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy)
+        && !config.upstream.is_balanced();
     if wanted && !given.is_empty() && !missing.is_empty() {
         let missing = missing.join(", ");
         diagnostics.warning(
@@ -716,20 +1027,24 @@ fn check_upstream_is_not_self(
 }
 
 fn check_upstream_is_not_admin(
-    admin: SocketAddr,
+    admin: &Admin,
     host: &str,
     port: u16,
     diagnostics: &mut Diagnostics,
 ) {
-    if port == admin.port() && ip_of(host) == Some(admin.ip()) {
-        diagnostics.problem(
-            "--upstream",
-            None,
-            format!(
-                "{host}:{port} is this bridge's --admin-address; set the address of kube-apiserver"
-            ),
-        );
+    for (flag, address) in admin_ports(admin) {
+        if port == address.port() && ip_of(host) == Some(address.ip()) {
+            let message =
+                format!("{host}:{port} is this bridge's {flag}; set the address of kube-apiserver");
+            diagnostics.problem("--upstream", None, message);
+        }
     }
+}
+
+/// The admin ports and their flags.
+fn admin_ports(admin: &Admin) -> impl Iterator<Item = (&'static str, SocketAddr)> {
+    let secure = admin.secure_address.map(|it| (ADMIN_SECURE_ADDRESS, it));
+    [(ADMIN_ADDRESS, admin.address)].into_iter().chain(secure)
 }
 
 /// The address of a host that needs no resolver.
@@ -740,11 +1055,36 @@ fn ip_of(host: &str) -> Option<IpAddr> {
     }
 }
 
-fn check_listeners_differ(listen: &Listen, admin: SocketAddr, diagnostics: &mut Diagnostics) {
-    let same_ip = listen.bind_address == admin.ip() || listen.bind_address.is_unspecified();
-    if same_ip && admin.port() != 0 && admin.port() == listen.secure_port {
-        let message = format!("{admin} is used by --secure-port; choose another port");
-        diagnostics.problem("--admin-address", None, message);
+fn check_listeners_differ(listen: &Listen, admin: &Admin, diagnostics: &mut Diagnostics) {
+    let main = SocketAddr::new(listen.bind_address, listen.secure_port);
+    for (flag, address) in admin_ports(admin) {
+        if are_one_port(main, address) {
+            let message = format!("{address} is used by --secure-port; choose another port");
+            diagnostics.problem(flag, None, message);
+        }
+    }
+    if let Some(secure) = admin.secure_address
+        && are_one_port(admin.address, secure)
+    {
+        let message = format!("{secure} is used by {ADMIN_ADDRESS}; choose another port");
+        diagnostics.problem(ADMIN_SECURE_ADDRESS, None, message);
+    }
+}
+
+/// Whether two listeners cannot both be opened.
+fn are_one_port(one: SocketAddr, other: SocketAddr) -> bool {
+    let same_ip =
+        one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
+    same_ip && one.port() != 0 && one.port() == other.port()
+}
+
+/// Reviews are sent as `--bridge-user`, which the front-proxy certificate asserts.
+fn check_reviews_can_be_sent(flags: &Flags, diagnostics: &mut Diagnostics) {
+    let secure = non_empty(flags.admin.admin_secure_address.as_ref());
+    if secure.is_some() && non_empty(flags.upstream.proxy_client_cert_file.as_ref()).is_none() {
+        let message = "needs --proxy-client-cert-file, with which the bridge asks kube-apiserver \
+                       who may read the port";
+        diagnostics.problem(ADMIN_SECURE_ADDRESS, None, message);
     }
 }
 

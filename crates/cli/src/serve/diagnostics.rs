@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::parse::Parsed;
+use crate::flag_values::Parsed;
 
 /// A reason why `serve` cannot start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Diagnostics {
         parse: impl Fn(&str) -> Parsed<T>,
     ) -> Vec<T> {
         let items = self
-            .value(flag, super::parse::list(given))
+            .value(flag, crate::flag_values::list(given))
             .unwrap_or_default();
         items
             .iter()

@@ -14,7 +14,7 @@ use skewbridge_gateway::tls::files::KeyPairFiles;
 
 use super::diagnostics::Diagnostics;
 use super::files;
-use super::parse::{self, Parsed};
+use crate::flag_values::{self, Parsed};
 
 /// The parsed file.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -245,7 +245,7 @@ fn transport(raw: RawTransport) -> Parsed<ProxyTransport> {
 }
 
 fn tcp(raw: RawTcp) -> Parsed<ProxyTransport> {
-    let endpoint = parse::endpoint(&raw.url).map_err(|wrong| format!("url: {wrong}"))?;
+    let endpoint = flag_values::endpoint(&raw.url).map_err(|wrong| format!("url: {wrong}"))?;
     let tls = match (endpoint.secure, raw.tls_config) {
         (false, None) => {
             return Ok(ProxyTransport::Tcp {
@@ -278,7 +278,8 @@ fn tcp(raw: RawTcp) -> Parsed<ProxyTransport> {
     }
     Ok(ProxyTransport::Tls {
         port: port(&raw.url, endpoint.port)?,
-        server_name: parse::server_name(&endpoint.host).map_err(|wrong| format!("url: {wrong}"))?,
+        server_name: flag_values::server_name(&endpoint.host)
+            .map_err(|wrong| format!("url: {wrong}"))?,
         host: endpoint.host,
         ca: tls.ca_bundle.into(),
         key_pair: KeyPairFiles {
@@ -331,7 +332,7 @@ mod tests {
                 Egress::HttpConnect(ProxyTransport::Tls {
                     host: "k".into(),
                     port: 8131,
-                    server_name: parse::server_name("k").unwrap(),
+                    server_name: flag_values::server_name("k").unwrap(),
                     ca: "/ca".into(),
                     key_pair: KeyPairFiles {
                         cert: "/crt".into(),

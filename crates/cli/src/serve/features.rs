@@ -3,7 +3,7 @@
 use skewbridge_gateway::config::{Feature, Features};
 
 use super::diagnostics::Diagnostics;
-use super::parse;
+use crate::flag_values;
 
 const FLAG: &str = "--feature-gates";
 
@@ -50,7 +50,7 @@ pub(crate) fn features(given: &[String], diagnostics: &mut Diagnostics) -> Featu
             continue;
         };
         let name = name.trim();
-        let value = parse::boolean(value.trim()).map_err(|wrong| format!("{name}: {wrong}"));
+        let value = flag_values::boolean(value.trim()).map_err(|wrong| format!("{name}: {wrong}"));
         let Some(on) = diagnostics.value(FLAG, value) else {
             continue;
         };

@@ -12,7 +12,7 @@ use skewbridge_gateway::tls::files::{
 };
 
 use super::diagnostics::Diagnostics;
-use super::parse::Parsed;
+use crate::flag_values::Parsed;
 
 /// The largest YAML file: enough for thousands of peers, not for a wrong path such as a device
 /// or a log.
@@ -114,6 +114,11 @@ fn is_of_cert(wrong: &FileError, files: &KeyPairFiles) -> bool {
 
 /// A YAML document.
 pub(crate) fn yaml<T: DeserializeOwned>(path: &Path) -> Parsed<T> {
+    parse_yaml(&text(path)?)
+}
+
+/// The text of a YAML document.
+pub(crate) fn text(path: &Path) -> Parsed<String> {
     let unreadable = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => "no such file; correct the path, or create the file".into(),
         _ => format!("cannot be read: {error}"),
@@ -128,7 +133,7 @@ pub(crate) fn yaml<T: DeserializeOwned>(path: &Path) -> Parsed<T> {
     if text.trim().is_empty() {
         return Err("is empty".into());
     }
-    parse_yaml(&text)
+    Ok(text)
 }
 
 /// The same from memory.

@@ -30,6 +30,8 @@ Example, in front of the kube-apiserver of a kubeadm node:
     --upstream=https://127.0.0.1:6443 \\
     --upstream-server-name=kubernetes \\
     --upstream-ca-file=/etc/kubernetes/pki/ca.crt
+From a configuration file:
+  skewbridge serve --config=/etc/skewbridge/config.yaml
 
 LIST is comma-separated, and its flag may be repeated. DURATION is written
 like 30s, 1m30s or 100ms. Files are PEM unless stated otherwise. Certificates,
@@ -84,6 +86,10 @@ pub(crate) struct ServingFlags {
     /// Private key of the serving certificate (required)
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_private_key_file: Option<String>,
+    /// Networks of load balancers whose connections begin with a PROXY header (version 1 or 2); the
+    /// client address in it counts for limits, logs and X-Forwarded-For
+    #[arg(long, value_name = "LIST")]
+    pub(crate) proxy_protocol_cidrs: Vec<String>,
     /// Minimum TLS version: VersionTLS12 or VersionTLS13
     #[arg(long, value_name = "VERSION", default_value = "VersionTLS12")]
     pub(crate) tls_min_version: String,
@@ -131,13 +137,17 @@ pub(crate) struct AuthenticationFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Upstream flags")]
 pub(crate) struct UpstreamFlags {
-    /// The kube-apiserver: https://HOST[:PORT], port 6443 unless given (required)
+    /// The kube-apiserver: https://HOST[:PORT], port 6443 unless given (required). With several,
+    /// requests are spread over all of them: kube-apiservers of one cluster. The value `endpoints`
+    /// stands for those in the EndpointSlices of default/kubernetes, as they change; they are
+    /// first read through the other values, or in a pod through the Service
     #[arg(long, value_name = "URL")]
-    pub(crate) upstream: Option<String>,
+    pub(crate) upstream: Vec<String>,
     /// CAs of the kube-apiserver's certificate; system CAs are not used (required)
     #[arg(long, value_name = "FILE")]
     pub(crate) upstream_ca_file: Option<String>,
-    /// Name to expect in the kube-apiserver's certificate, if not the host of --upstream
+    /// Name to expect in the certificates of all values of --upstream, if not the host of each
+    /// (kubernetes.default.svc with `endpoints`)
     #[arg(long, value_name = "NAME")]
     pub(crate) upstream_server_name: Option<String>,
     /// Front-proxy client certificate, for requests to the kube-apiserver and to peers
@@ -166,8 +176,10 @@ pub(crate) struct PeerFlags {
     /// Port at which peers reach this bridge, if not --secure-port
     #[arg(long, value_name = "PORT")]
     pub(crate) peer_advertise_port: Option<String>,
-    /// Where peers find each other: etcd, leases or file:PATH (YAML) [default: etcd]
-    #[arg(long, value_name = "KIND")]
+    /// Where peers find each other: etcd, leases or file:PATH (YAML). endpoints, alone or after a
+    /// comma: kube-apiservers that the Service default/kubernetes lists are peers, also without a
+    /// bridge [default: etcd]
+    #[arg(long, value_name = "LIST")]
     pub(crate) peer_registry: Option<String>,
     /// Networks that peer addresses must be in; required with --peer-registry=leases
     #[arg(long, value_name = "LIST")]
@@ -177,6 +189,17 @@ pub(crate) struct PeerFlags {
     /// kube-controller-manager, kube-scheduler, cloud-controller-manager, kube-proxy, kubeadm]
     #[arg(long, value_name = "LIST")]
     pub(crate) guard_components: Vec<String>,
+    /// Which requests for kinds whose fields differ between servers go to a server with all fields:
+    /// writes (and reads of single objects), all, or off
+    #[arg(long, value_name = "REQUESTS", default_value = "writes")]
+    pub(crate) guard_fields: String,
+    /// Whether writes that an admission policy may match only go to servers that enforce it: on or off
+    #[arg(long, value_name = "on|off", default_value = "on")]
+    pub(crate) guard_admission: String,
+    /// How long fields and admission policies count after the last server that has them has ended, up
+    /// to 24h [default: 15m for fields, 5m for admission policies]
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) guard_retention: Option<String>,
     /// Directory in which the bridge stores what other servers serve, for its next start;
     /// without it, this is stored only in the registry
     #[arg(long, value_name = "DIR")]
@@ -258,6 +281,10 @@ pub(crate) struct LimitFlags {
     /// Concurrent requests on one HTTP/2 connection; 0 for the default
     #[arg(long, value_name = "COUNT", default_value = "100")]
     pub(crate) http2_max_streams_per_connection: String,
+    /// Share of HTTP/2 requests after which the connection ends with GOAWAY, 0 to 0.02, so that
+    /// clients spread over several bridges; requests in flight on it complete
+    #[arg(long, value_name = "CHANCE", default_value = "0")]
+    pub(crate) goaway_chance: String,
     /// Bytes buffered for all clients; beyond it, stalled streams are reset, first those of
     /// clients that have not authenticated
     #[arg(long, value_name = "BYTES", default_value = "256Mi")]
@@ -279,9 +306,17 @@ pub(crate) struct LimitFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Admin flags")]
 pub(crate) struct AdminFlags {
-    /// Address of /metrics, /livez, /readyz and /debug/peers; plain HTTP, loopback only
+    /// Address of /metrics, /livez, /readyz and /debug; plain HTTP, loopback only
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:10270")]
     pub(crate) admin_address: String,
+    /// Address of the same paths for the network: TLS with the serving certificate, for users that
+    /// the kube-apiserver permits to get the path (TokenReview, SubjectAccessReview)
+    #[arg(long, value_name = "IP:PORT")]
+    pub(crate) admin_secure_address: Option<String>,
+    /// Release such as 1.37: /debug/vanishing and the metrics show who calls APIs that it does not
+    /// serve [default: the minor version after the newest kube-apiserver]
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) watch_target: Option<String>,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -298,6 +333,12 @@ pub(crate) struct LogFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Generic flags")]
 pub(crate) struct GenericFlags {
+    /// BridgeConfiguration (YAML) with values of flags; flags on the command line win
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<String>,
+    /// Check all flags and files, print the effective configuration, and exit
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) dry_run: bool,
     /// Address at which clients reach this bridge, if not --bind-address
     #[arg(long, value_name = "IP")]
     pub(crate) advertise_address: Option<String>,

@@ -10,7 +10,7 @@ use skewbridge_k8s_api::identity::IdentityHeaders;
 
 use super::diagnostics::Diagnostics;
 use super::flags::AuthenticationFlags;
-use super::parse::{self, Parsed};
+use crate::flag_values::{self, Parsed};
 
 const KEYS: &str = "--http-signature-keys";
 const AUTHORITIES: &str = "--http-signature-authorities";
@@ -30,11 +30,12 @@ pub(super) fn read(
     let authorities = diagnostics.values(AUTHORITIES, &flags.http_signature_authorities, authority);
     let max_age = diagnostics.value(
         "--http-signature-max-age",
-        parse::timeout(&flags.http_signature_max_age).and_then(|it| bounded(it, MAX_SIGNATURE_AGE)),
+        flag_values::timeout(&flags.http_signature_max_age)
+            .and_then(|it| bounded(it, MAX_SIGNATURE_AGE)),
     );
     let clock_skew = diagnostics.value(
         "--http-signature-clock-skew",
-        parse::duration(&flags.http_signature_clock_skew)
+        flag_values::duration(&flags.http_signature_clock_skew)
             .and_then(|it| bounded(it, MAX_CLOCK_SKEW)),
     );
     let keys = flags.http_signature_keys.as_deref();

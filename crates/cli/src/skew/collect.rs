@@ -14,8 +14,16 @@ use super::report::{Bridge, Report, ServedState, Server, plain};
 /// After this time a progress message is printed on a terminal.
 const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
-/// The report, or why there is none.
-pub(crate) async fn collect(options: &Options) -> Result<Report, String> {
+/// The servers of the command line.
+pub(super) enum ResolvedTargets {
+    /// A bridge, for all servers of its cluster.
+    Bridge(Box<Target>),
+    /// Each for itself, with its name in the report.
+    Servers(Vec<(String, Target)>),
+}
+
+/// Reads the kubeconfig.
+pub(super) fn resolve(options: &Options) -> Result<ResolvedTargets, String> {
     let config =
         Kubeconfig::load(options.kubeconfig.as_deref()).map_err(|error| error.to_string())?;
     let target = |context: Option<&String>| {
@@ -25,7 +33,7 @@ pub(crate) async fn collect(options: &Options) -> Result<Report, String> {
     let servers = match &options.targets {
         Targets::Bridge { context, at } => {
             let target = moved(target(context.as_ref())?, at.as_ref());
-            return of_bridge(&target, options.timeout).await;
+            return Ok(ResolvedTargets::Bridge(Box::new(target)));
         }
         Targets::Contexts(contexts) => {
             let mut servers = Vec::new();
@@ -45,7 +53,19 @@ pub(crate) async fn collect(options: &Options) -> Result<Report, String> {
             at.iter().map(named).collect()
         }
     };
-    Ok(of_servers(servers, options.timeout).await)
+    Ok(ResolvedTargets::Servers(servers))
+}
+
+/// The report, or why there is none.
+pub(crate) async fn collect(options: &Options) -> Result<Report, String> {
+    match resolve(options)? {
+        ResolvedTargets::Bridge(target) => {
+            let list = list_of_bridge(&target, options.timeout).await?;
+            let servers = list.servers.into_iter().map(from_bridge);
+            Ok(Report::new(servers.collect()))
+        }
+        ResolvedTargets::Servers(servers) => Ok(of_servers(servers, options.timeout).await),
+    }
 }
 
 fn moved(target: Target, at: Option<&ServerLocation>) -> Target {
@@ -56,7 +76,10 @@ fn moved(target: Target, at: Option<&ServerLocation>) -> Target {
 }
 
 /// The servers of a cluster, from its bridge.
-async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report, String> {
+pub(super) async fn list_of_bridge(
+    target: &Target,
+    timeout: Option<Duration>,
+) -> Result<ServerDiscoveryList, String> {
     let client = async {
         let endpoint = Endpoint::prepare(target, timeout).await;
         let endpoint = endpoint.map_err(|error| error.to_string())?;
@@ -85,13 +108,11 @@ async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report,
         Ok((_, FetchResult::Bridge(list))) if list.servers.is_empty() => {
             failed("the bridge does not know any server yet; try again")
         }
-        Ok((_, FetchResult::Bridge(list))) => Ok(Report::new(
-            list.servers.into_iter().map(from_bridge).collect(),
-        )),
+        Ok((_, FetchResult::Bridge(list))) => Ok(list),
     }
 }
 
-fn from_bridge(reported: ServerDiscovery) -> Server {
+pub(super) fn from_bridge(reported: ServerDiscovery) -> Server {
     let problem = match (reported.problem, reported.reachable, &reported.groups) {
         (Some(problem), _, _) => Some(problem),
         (None, true, Some(_)) => None,
@@ -117,20 +138,52 @@ fn from_bridge(reported: ServerDiscovery) -> Server {
 
 /// The discovery of each server.
 async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -> Report {
-    let mut waiting: Vec<_> = servers.iter().map(|(name, _)| Some(name.clone())).collect();
-    let mut answers: Vec<_> = servers.iter().map(|_| None).collect();
+    let addresses: Vec<_> = servers.iter().map(|(_, target)| target.server()).collect();
+    let names: Vec<_> = servers.iter().map(|(name, _)| name.clone()).collect();
+    let queries = servers.into_iter().map(|(name, target)| {
+        let query = async move {
+            let endpoint = Endpoint::prepare(&target, timeout).await;
+            fetch::server(endpoint.map_err(|error| error.to_string())?).await
+        };
+        (name, query)
+    });
+    let answers = query_all(queries.collect()).await;
+    let servers = names.into_iter().zip(addresses).zip(answers);
+    let servers = servers.map(|((name, address), answer)| {
+        let (version, served, bridge) = match answer {
+            Ok(reported) => (
+                reported.version,
+                ServedState::Now(reported.groups),
+                reported.bridge,
+            ),
+            Err(problem) => (None, ServedState::Nothing(problem), None),
+        };
+        Server {
+            name,
+            version,
+            address: Some(address),
+            last_sync: None,
+            served,
+            bridge: bridge.map(Bridge::from),
+        }
+    });
+    Report::new(servers.collect())
+}
+
+/// Queries servers concurrently, and prints a progress message after a while.
+pub(super) async fn query_all<T: Send + 'static>(
+    queries: Vec<(
+        String,
+        impl Future<Output = Result<T, String>> + Send + 'static,
+    )>,
+) -> Vec<Result<T, String>> {
+    let mut waiting = Vec::new();
+    let mut answers = Vec::new();
     let mut client = JoinSet::new();
-    let mut addresses = Vec::new();
-    for (index, (_, target)) in servers.iter().enumerate() {
-        addresses.push(target.server());
-        let target = target.clone();
-        client.spawn(async move {
-            let reported = match Endpoint::prepare(&target, timeout).await {
-                Ok(endpoint) => fetch::server(endpoint).await,
-                Err(error) => Err(error.to_string()),
-            };
-            (index, reported)
-        });
+    for (index, (name, query)) in queries.into_iter().enumerate() {
+        waiting.push(Some(name));
+        answers.push(Err("it could not be queried".to_owned()));
+        client.spawn(async move { (index, query.await) });
     }
     let mut reported = false;
     loop {
@@ -143,40 +196,15 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
             }
         };
         match next {
-            None => break,
+            None => return answers,
             Some(Ok((index, answer))) => {
                 waiting[index] = None;
-                answers[index] = Some(answer);
+                answers[index] = answer;
             }
             // The task is never aborted, so it panicked; its server stays unknown.
             Some(Err(_)) => {}
         }
     }
-    let names = servers.into_iter().map(|(name, _)| name);
-    let servers = names.zip(addresses).zip(answers);
-    let servers = servers.map(|((name, address), answer)| {
-        let (version, served, bridge) = match answer {
-            Some(Ok(reported)) => (
-                reported.version,
-                ServedState::Now(reported.groups),
-                reported.bridge,
-            ),
-            Some(Err(problem)) => (None, ServedState::Nothing(problem), None),
-            None => {
-                let problem = "it could not be queried".to_owned();
-                (None, ServedState::Nothing(problem), None)
-            }
-        };
-        Server {
-            name,
-            version,
-            address: Some(address),
-            last_sync: None,
-            served,
-            bridge: bridge.map(Bridge::from),
-        }
-    });
-    Report::new(servers.collect())
 }
 
 /// Waits, and prints a progress message after a while.

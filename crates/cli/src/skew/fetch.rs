@@ -39,7 +39,11 @@ pub(crate) enum FetchResult {
 /// Fetches the discovery of a server: aggregated documents where it has them, else one list
 /// after the other (before 1.26).
 pub(crate) async fn server(endpoint: Endpoint) -> Result<Fetched, String> {
-    let mut client = ServerClient::new(endpoint);
+    served(&mut ServerClient::new(endpoint)).await
+}
+
+/// The same, on a connection that can be used further.
+pub(super) async fn served(client: &mut ServerClient) -> Result<Fetched, String> {
     let version = client.version().await?;
     // One request if there is no bridge: the fallback is the server's own document.
     let (bridge, apis) = match client.bridge_or_document().await? {
@@ -53,7 +57,7 @@ pub(crate) async fn server(endpoint: Endpoint) -> Result<Fetched, String> {
         },
         DiscoveryAnswer::Legacy(apis) => client.legacy(&apis).await?,
         DiscoveryAnswer::Bridge(_) => {
-            return Err("/apis: an answer that is not discovery".to_owned());
+            return Err("/apis: the response is not a discovery document".to_owned());
         }
     };
     // A group without resources is left out.
@@ -91,20 +95,20 @@ fn list_in(answer: &Response) -> Result<Option<ServerDiscoveryList>, String> {
 }
 
 /// A server, and the current connection to it.
-struct ServerClient {
+pub(super) struct ServerClient {
     endpoint: Endpoint,
     connection: Option<Connection>,
 }
 
 impl ServerClient {
-    fn new(endpoint: Endpoint) -> Self {
+    pub(super) fn new(endpoint: Endpoint) -> Self {
         Self {
             endpoint,
             connection: None,
         }
     }
 
-    async fn send(&mut self, request: &Request) -> Result<Response, String> {
+    pub(super) async fn send(&mut self, request: &Request) -> Result<Response, String> {
         if let Some(mut connection) = self.connection.take().filter(Connection::is_ready) {
             match connection.send(request).await {
                 Ok(answer) => {
@@ -180,7 +184,7 @@ impl ServerClient {
                 .map(DiscoveryAnswer::Document)
                 .map_err(|error| format!("{path}: {error}")),
             Some(DiscoveryFormat::Legacy) => Ok(DiscoveryAnswer::Legacy(answer)),
-            None => Err(format!("{path}: an answer that is not discovery")),
+            None => Err(format!("{path}: the response is not a discovery document")),
         }
     }
 
@@ -212,7 +216,7 @@ impl ServerClient {
 }
 
 /// With kubectl's message where it has one.
-fn refusal(path: &str, answer: &Response) -> String {
+pub(crate) fn refusal(path: &str, answer: &Response) -> String {
     #[derive(Deserialize)]
     struct Status {
         message: String,

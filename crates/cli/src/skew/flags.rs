@@ -5,17 +5,22 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 
-use crate::serve::parse;
+use crate::flag_values;
 
 const HELP: &str = "\
 With one context, the server must be a bridge (skewbridge serve), which reports all
 servers of its cluster. With several --context, or several --server, each of them is
 queried for what it serves itself; that needs no bridge.
 
+With --fields, the fields of built-in kinds are compared instead of resources, as each
+server's OpenAPI names them: a server erases the fields that it does not know when it
+writes an object.
+
 Exit code: 0 no skew, 2 skew, 1 a server could not be queried, or another failure.
 
 Examples:
   skewbridge skew
+  skewbridge skew --fields
   skewbridge skew --context=blue --context=green
   skewbridge skew --server=https://10.0.0.1:6443 --server=https://10.0.0.2:6443 -o json";
 
@@ -35,6 +40,9 @@ pub(crate) struct Flags {
     /// Name to expect in the certificates of --server, if not their hosts
     #[arg(long, value_name = "NAME")]
     tls_server_name: Option<String>,
+    /// Compare the fields that servers know of built-in kinds
+    #[arg(long)]
+    fields: bool,
     /// Output format: table, wide or json
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: String,
@@ -51,6 +59,7 @@ pub(crate) struct Flags {
 pub(crate) struct Options {
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) targets: Targets,
+    pub(crate) compared: Compared,
     pub(crate) format: Format,
     /// `None` is no limit.
     pub(crate) timeout: Option<Duration>,
@@ -80,6 +89,15 @@ pub(crate) struct ServerLocation {
     pub(crate) tls_server_name: Option<String>,
 }
 
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Compared {
+    /// Resources, subresources and verbs.
+    Resources,
+    /// The fields of built-in kinds.
+    Fields,
+}
+
 /// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
@@ -97,7 +115,7 @@ impl Flags {
             ("json", Format::Json),
         ];
         let mut problems = Vec::new();
-        let format = parse::keyword(&self.output, &FORMATS)
+        let format = flag_values::keyword(&self.output, &FORMATS)
             .map_err(|wrong| problems.push(format!("--output: {wrong}")));
         let timeout = timeout(&self.request_timeout)
             .map_err(|wrong| problems.push(format!("--request-timeout: {wrong}")));
@@ -122,6 +140,11 @@ impl Flags {
             (Ok(format), Ok(timeout)) if problems.is_empty() => Ok(Options {
                 kubeconfig: self.kubeconfig.clone(),
                 targets: self.targets(),
+                compared: if self.fields {
+                    Compared::Fields
+                } else {
+                    Compared::Resources
+                },
                 format,
                 timeout,
             }),
@@ -156,7 +179,7 @@ impl Flags {
 fn timeout(text: &str) -> Result<Option<Duration>, String> {
     let timeout = match text.parse() {
         Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => parse::duration(text)?,
+        Err(_) => flag_values::duration(text)?,
     };
     Ok(Some(timeout).filter(|timeout| !timeout.is_zero()))
 }
@@ -222,6 +245,12 @@ mod tests {
         for (words, expected) in rows {
             assert_eq!(parse(words).unwrap().targets, expected, "{words:?}");
         }
+    }
+
+    #[test]
+    fn fields_are_compared_on_request() {
+        assert_eq!(parse(&[]).unwrap().compared, Compared::Resources);
+        assert_eq!(parse(&["--fields"]).unwrap().compared, Compared::Fields);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod collect;
 mod fetch;
+mod fields;
 mod flags;
 mod json;
 mod report;
@@ -10,10 +11,11 @@ mod table;
 use std::io::Write as _;
 use std::process::ExitCode;
 
+pub(crate) use fetch::{refusal, server as fetch_server};
 pub(crate) use flags::Flags;
-use flags::{Format, Options};
+use flags::{Compared, Format};
 use report::Report;
-pub(crate) use report::plain;
+pub(crate) use report::{group_version, plain};
 
 /// Exit code if there is skew; 1 is any failure, and 64 an invalid command line.
 const EXIT_SKEW: u8 = 2;
@@ -30,43 +32,79 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
             return ExitCode::from(crate::EXIT_USAGE);
         }
     };
-    let report = match collect(&options) {
-        Ok(report) => report,
-        Err(problem) => {
-            print_error(&problem);
-            return ExitCode::FAILURE;
-        }
-    };
-    let text = match options.format {
-        Format::Table => table::render(&report, table::Detail::Short),
-        Format::Wide => table::render(&report, table::Detail::Long),
-        Format::Json => json::render(&report),
-    };
-    // Write errors are ignored: the reader may have closed the pipe. The exit code still shows
-    // the result.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    for (server, problem) in report.problems() {
-        print_error(&format!("{server}: {problem}"));
-    }
-    exit_code(&report)
-}
-
-fn collect(options: &Options) -> Result<Report, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| error.to_string())?;
-    runtime.block_on(collect::collect(options))
+        .map_err(|error| error.to_string());
+    let outcome = runtime.and_then(|runtime| match options.compared {
+        Compared::Resources => {
+            let report = runtime.block_on(collect::collect(&options))?;
+            Ok(Outcome::of_resources(&report, options.format))
+        }
+        Compared::Fields => {
+            let report = runtime.block_on(fields::collect(&options))?;
+            Ok(Outcome::of_fields(&report, options.format))
+        }
+    });
+    match outcome {
+        Ok(outcome) => outcome.print(),
+        Err(problem) => {
+            print_error(&problem);
+            ExitCode::FAILURE
+        }
+    }
 }
 
-/// An unknown server could cause skew or not, so the exit code is that of a failure.
-fn exit_code(report: &Report) -> ExitCode {
-    if !report.is_complete() {
-        ExitCode::FAILURE
-    } else if report.skew.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(EXIT_SKEW)
+/// What is printed of a report.
+struct Outcome {
+    text: String,
+    /// Why servers are not known, or not their current state.
+    problems: Vec<String>,
+    has_skew: bool,
+}
+
+impl Outcome {
+    fn of_resources(report: &Report, format: Format) -> Self {
+        let problems = report.problems();
+        let problems = problems.map(|(server, problem)| format!("{server}: {problem}"));
+        Self {
+            text: match format {
+                Format::Table => table::render(report, table::Detail::Short),
+                Format::Wide => table::render(report, table::Detail::Long),
+                Format::Json => json::render(report),
+            },
+            problems: problems.collect(),
+            has_skew: !report.skew.is_empty(),
+        }
+    }
+
+    fn of_fields(report: &fields::FieldReport, format: Format) -> Self {
+        let problems = report.problems();
+        let problems = problems.map(|(server, problem)| format!("{server}: {problem}"));
+        Self {
+            text: match format {
+                Format::Table => fields::table::render(report, table::Detail::Short),
+                Format::Wide => fields::table::render(report, table::Detail::Long),
+                Format::Json => fields::json::render(report),
+            },
+            problems: problems.collect(),
+            has_skew: !report.skew.is_empty(),
+        }
+    }
+
+    fn print(self) -> ExitCode {
+        // Write errors are ignored: the reader may have closed the pipe. The exit code still
+        // shows the result.
+        let _ = std::io::stdout().write_all(self.text.as_bytes());
+        for problem in &self.problems {
+            print_error(problem);
+        }
+        // An unknown server could cause skew or not, so the exit code is that of a failure.
+        match (self.problems.is_empty(), self.has_skew) {
+            (false, _) => ExitCode::FAILURE,
+            (true, false) => ExitCode::SUCCESS,
+            (true, true) => ExitCode::from(EXIT_SKEW),
+        }
     }
 }
 

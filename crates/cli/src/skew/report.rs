@@ -45,7 +45,7 @@ pub(crate) enum Bridge {
         /// Their APIs.
         groups: Vec<Group>,
     },
-    /// Sends every request to its own server, for this reason.
+    /// Sends every request to its local server, for this reason.
     LocalOnly(String),
 }
 

@@ -8,7 +8,7 @@ use skewbridge_discovery::diff::{Difference, Missing};
 use super::report::{Bridge, Loss, Report, group_version, plain, resource};
 
 /// A longer name is replaced by its number.
-const MAX_LABEL_CHARS: usize = 24;
+pub(super) const MAX_LABEL_CHARS: usize = 24;
 
 /// Lists are wrapped for a narrow terminal.
 const LINE_WIDTH_CHARS: usize = 80;
@@ -245,7 +245,7 @@ impl Table<'_> {
                     let _ = write!(
                         out,
                         "\nThe bridge {label} runs local-only ({reason}).\n\
-                         Its clients reach its own server only.\n"
+                         Its clients reach its local server only.\n"
                     );
                 }
                 Some(Bridge::Peering {
@@ -267,17 +267,9 @@ impl Table<'_> {
 
     /// The servers that have something, abbreviated.
     fn served_by(&self, on: &[usize]) -> String {
-        let all = self.report.skew.servers.len();
-        match on {
-            [only] => format!("only {}", self.label(*only)),
-            // With three servers or more, the one without it is shorter to name.
-            on if on.len() + 1 == all => {
-                let missing = (0..all).find(|index| !on.contains(index));
-                let missing = missing.map(|index| self.label(index));
-                format!("all but {}", missing.unwrap_or_default())
-            }
-            on => self.labels(on).join(", "),
-        }
+        served_by(on, self.report.skew.servers.len(), |index| {
+            self.label(index)
+        })
     }
 
     fn labels(&self, places: &[usize]) -> Vec<String> {
@@ -287,15 +279,34 @@ impl Table<'_> {
     fn label(&self, index: usize) -> String {
         match self.report.server(index) {
             Some(server) if !self.numbered => server.name.clone(),
-            Some(server) => {
-                let number = self.report.number(index) + 1;
-                match &server.version {
-                    Some(version) => format!("#{number} ({version})"),
-                    None => format!("#{number}"),
-                }
-            }
+            Some(server) => numbered_label(self.report.number(index), server.version.as_deref()),
             None => String::new(),
         }
+    }
+}
+
+/// The servers that have something, abbreviated, out of all with a number below `all`.
+pub(super) fn served_by(on: &[usize], all: usize, label: impl Fn(usize) -> String) -> String {
+    match on {
+        [only] => format!("only {}", label(*only)),
+        // With three servers or more, the one without it is shorter to name.
+        on if on.len() + 1 == all => {
+            let missing = (0..all).find(|index| !on.contains(index));
+            format!("all but {}", missing.map(label).unwrap_or_default())
+        }
+        on => {
+            let labels: Vec<_> = on.iter().map(|index| label(*index)).collect();
+            labels.join(", ")
+        }
+    }
+}
+
+/// `#2 (v1.36.4)`, in place of a long name.
+pub(super) fn numbered_label(place: usize, version: Option<&str>) -> String {
+    let number = place + 1;
+    match version {
+        Some(version) => format!("#{number} ({version})"),
+        None => format!("#{number}"),
     }
 }
 
@@ -322,7 +333,7 @@ fn describe_loss(loss: Loss) -> String {
 }
 
 /// A title and items, separated by commas, wrapped at the width.
-fn listed(title: &str, items: &[String]) -> String {
+pub(super) fn listed(title: &str, items: &[String]) -> String {
     let mut out = String::from(title);
     let mut column = title.chars().count();
     for (index, item) in items.iter().enumerate() {
@@ -341,7 +352,7 @@ fn listed(title: &str, items: &[String]) -> String {
 
 /// Columns as in kubectl: as wide as their widest cell, three spaces apart. A row with one cell
 /// is a title of any width.
-fn aligned(rows: &[Vec<String>]) -> String {
+pub(super) fn aligned(rows: &[Vec<String>]) -> String {
     let length = |cell: &String| cell.chars().count();
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let widths: Vec<_> = (0..columns)

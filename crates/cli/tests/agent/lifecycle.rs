@@ -1,4 +1,4 @@
-//! From its start to its end.
+//! The life of an agent, from its start to its end.
 
 use std::fs::File;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::agent_fixture::{AgentFixture, Client, FILE, Plugin, TEST_TIMEOUT, get, is_gone};
 
-/// Time for a plugin to exit after its client has died.
+/// Time for a plugin to exit after its client has exited.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
@@ -40,7 +40,7 @@ async fn a_plugin_ends_with_a_killed_client_and_leaves_nothing_behind() {
     assert!(answer.contains("\njane\r\n"), "{answer}");
     let process = format!("/proc/{}", plugin.child.id());
     for secret in ["cmdline", "environ"] {
-        // This may be unreadable for a process that is not dumpable.
+        // The files of a process that is not dumpable may be unreadable.
         let content = std::fs::read(format!("{process}/{secret}")).unwrap_or_default();
         assert!(!String::from_utf8_lossy(&content).contains("PRIVATE KEY"));
     }
@@ -60,7 +60,7 @@ async fn a_plugin_ends_with_a_killed_client_and_leaves_nothing_behind() {
 #[tokio::test]
 async fn a_plugin_ends_within_a_second_of_the_locks_release() {
     const DOCUMENTED_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
-    // A busy machine may be late, but not always.
+    // A busy machine may exceed the time in some rounds, but not in all.
     const ROUNDS: usize = 5;
     let mut best = Duration::MAX;
     for round in 1..=ROUNDS {
@@ -194,7 +194,7 @@ async fn a_plugin_that_is_starting_handles_signals_and_a_closed_pipe() {
     let watch = Stopwatch::start();
     drop(plugin.child.stdout.take());
     plugin.ends_within(EXIT_TIMEOUT, &watch).await;
-    assert!(client.lock.exists(), "the client lives");
+    assert!(client.lock.exists(), "the client still runs");
 }
 
 #[tokio::test]
@@ -205,7 +205,7 @@ async fn a_plugin_ends_after_the_idle_timeout() {
     let mut plugin = fixture.start(server.addr(), &client, &["--idle-timeout=200ms"]);
     assert!(plugin.ended().await.success());
     assert!(fixture.remaining_files().is_empty());
-    assert!(client.lock.exists(), "the client lives");
+    assert!(client.lock.exists(), "the client still runs");
     let help = fixture.agent("", &["--help"]).output().unwrap().stdout;
     let help = String::from_utf8_lossy(&help).into_owned();
     let (_, idle) = help.split_once("--idle-timeout").unwrap();
@@ -510,7 +510,7 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
     let process = format!("/proc/{}", plugin.child.id());
     let read = |name: &str| match std::fs::read(format!("{process}/{name}")) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        // Only root can read it for a process that is not dumpable.
+        // For a process that is not dumpable, only root can read its environment.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             "KUBERNETES_EXEC_INFO=".to_owned()
         }

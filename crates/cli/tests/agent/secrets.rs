@@ -50,7 +50,7 @@ async fn aws_keys_and_proxy_passwords_are_not_printed() {
     let fixture = AgentFixture::new();
     write_profile(&fixture.dir);
     let client = Client::start(&fixture);
-    // It refuses every request, and reports it to the client and in the log.
+    // A proxy that refuses every request: the plugin reports that to the client and in the log.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
     let request = tokio::spawn(async move {
@@ -80,7 +80,7 @@ async fn aws_keys_and_proxy_passwords_are_not_printed() {
     let answer = get(&plugin.printed, "/api").await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     assert!(
-        answer.contains("wants a user and a password (407)"),
+        answer.contains("requires a user and a password (407)"),
         "{answer}"
     );
     let request = request.await.unwrap();

@@ -326,7 +326,7 @@ fn without_aws(mut command: std::process::Command) -> std::process::Command {
 }
 
 #[tokio::test]
-async fn sigv4_without_credentials_fails_at_start_and_names_where_it_looked() {
+async fn sigv4_without_credentials_fails_at_start_and_names_the_searched_places() {
     let fixture = AgentFixture::new();
     let client = Client::start(&fixture);
     let info = fixture.info("https://cluster.example:6443", Some(&client.lock));

@@ -63,7 +63,7 @@ async fn the_key_in_the_token_authenticates_the_user() {
 }
 
 #[tokio::test]
-async fn the_pin_program_prints_the_pin_which_goes_nowhere_else() {
+async fn the_pin_of_the_askpass_program_is_not_exposed() {
     let Some(token) = SoftToken::new("jane", "24681012") else {
         return;
     };

@@ -217,7 +217,7 @@ async fn an_interrupted_copy_removes_partial_files() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        eventually("something that is not whole", TEST_TIMEOUT, async || {
+        eventually("a partial file", TEST_TIMEOUT, async || {
             fs::read_dir(&target).unwrap().count() == 1
         })
         .await;
@@ -225,7 +225,7 @@ async fn an_interrupted_copy_removes_partial_files() {
         kill_process(pid, signal).unwrap();
         let ended = timeout(TEST_TIMEOUT, child.wait()).await.unwrap().unwrap();
         assert_eq!(ended.code(), Some(code), "{words:?}");
-        // The pod may take a moment to detect the end.
+        // The pod may detect the end of the connection late.
         eventually("nothing there", TEST_TIMEOUT, async || {
             fs::read_dir(&target).unwrap().count() == 0
         })
@@ -237,9 +237,9 @@ async fn an_interrupted_copy_removes_partial_files() {
 /// The smallest pipe: a page.
 const PIPE_BYTES: usize = 4096;
 
-/// The writing thread blocks here: its notices are not read.
+/// The pipe is full and not read, so the thread that prints warnings blocks.
 #[tokio::test]
-async fn a_second_signal_ends_it_at_once_though_the_disk_hangs() {
+async fn a_second_signal_ends_a_copy_at_once_although_the_disk_hangs() {
     let cluster = Cluster::start().await;
     let tree = cluster.dir.path().join("tree");
     fs::create_dir(&tree).unwrap();
@@ -290,7 +290,7 @@ async fn an_ignored_signal_stays_ignored() {
     // As by nohup.
     let mut command = cluster.command_with("--ignore-signal=HUP", &line);
     let mut child = command.spawn().unwrap();
-    eventually("something that is not whole", TEST_TIMEOUT, async || {
+    eventually("a partial file", TEST_TIMEOUT, async || {
         fs::read_dir(&target).unwrap().count() == 1
     })
     .await;
@@ -316,7 +316,7 @@ async fn a_refusal_names_its_pod() {
     for words in [["other/web:/x", &here], [&here, "other/web:/x"]] {
         let output = cluster.run(&[&["cp"], &words[..]].concat()).await;
         assert_eq!(output.code, Some(1), "{output:?}");
-        let expected = "it needs the verb create on pods/exec in namespace \"other\"";
+        let expected = "the request needs the verb create on pods/exec in namespace \"other\"";
         assert!(output.stderr.contains(expected), "{output:?}");
     }
     // A container that does not run is not one without tar.

@@ -203,7 +203,7 @@ async fn a_forbidden_request_names_the_missing_permission() {
     assert_eq!(
         output.stderr,
         "Error from server (Forbidden): pods \"web\" is forbidden: User \"bob\" cannot create resource \"pods/exec\"\n\
-         it needs the verb create on pods/exec in namespace \"default\"; see kubectl auth can-i create pods/exec -n default\n"
+         the request needs the verb create on pods/exec in namespace \"default\"; see kubectl auth can-i create pods/exec -n default\n"
     );
     // The pods of a deployment are listed.
     cluster.pods.object(
@@ -218,7 +218,7 @@ async fn a_forbidden_request_names_the_missing_permission() {
     assert_eq!(
         output.stderr,
         "Error from server (Forbidden): pods is forbidden\n\
-         it needs the verb list on pods in namespace \"default\"; see kubectl auth can-i list pods -n default\n"
+         the request needs the verb list on pods in namespace \"default\"; see kubectl auth can-i list pods -n default\n"
     );
 }
 

@@ -9,11 +9,33 @@ use super::Cluster;
 #[tokio::test]
 async fn shells_can_complete_every_command() {
     let cluster = Cluster::start().await;
-    for shell in ["bash", "zsh", "fish", "powershell"] {
+    for (shell, call) in [
+        ("bash", "__complete_bash"),
+        ("zsh", "__complete"),
+        ("fish", "__complete"),
+        ("powershell", "__complete_line"),
+    ] {
         let output = cluster.run(&["completion", shell]).await;
         assert_eq!(output.code, Some(0));
-        for word in ["port-forward", "attach", "pod-running-timeout", "skew"] {
-            assert!(output.stdout.contains(word), "{shell}: {word}");
+        assert!(output.stdout.contains(&format!(" {call} ")), "{shell}");
+    }
+    // The scripts have no list of their own: these are the answers to their calls.
+    let calls: [&[&str]; 6] = [
+        &["__complete", ""],
+        &["__complete_line", "skewbridge "],
+        &["__complete_bash", " =:", "skewbridge "],
+        &["__complete", "attach", "--"],
+        &["__complete_line", "skewbridge attach --"],
+        &["__complete_bash", " =:", "skewbridge attach --"],
+    ];
+    for (index, call) in calls.into_iter().enumerate() {
+        let output = cluster.run(call).await;
+        let words: &[&str] = match index {
+            0..3 => &["port-forward", "attach", "skew"],
+            _ => &["--pod-running-timeout"],
+        };
+        for word in words {
+            assert!(output.stdout.contains(word), "{call:?}: {word}");
         }
     }
     let output = cluster.run(&["completion", "tcsh"]).await;
@@ -47,7 +69,7 @@ async fn there_is_a_page_for_every_command() {
 }
 
 #[tokio::test]
-async fn the_name_makes_it_a_kubectl_plugin() {
+async fn the_program_name_kubectl_skewbridge_makes_it_a_kubectl_plugin() {
     let cluster = Cluster::start().await;
     let plugin = cluster.dir.path().join("kubectl-skewbridge");
     symlink(env!("CARGO_BIN_EXE_skewbridge"), &plugin).unwrap();
@@ -72,10 +94,13 @@ async fn kubectl_gets_completions_of_a_word() {
     let cluster = Cluster::start().await;
     let program = cluster.dir.path().join("kubectl_complete-skewbridge");
     symlink(env!("CARGO_BIN_EXE_skewbridge"), &program).unwrap();
-    let rows: [(&[&str], &str); 3] = [
+    let rows: [(&[&str], &str); 5] = [
         (&["ex"], "exec\tRun a command in a container\n:4\n"),
         (&["zz"], ":4\n"),
         (&["exec", "--kubeconfig", ""], ":0\n"),
+        // kubectl's scripts put the flag before its values.
+        (&["exec", "--tty=t"], "true\n:4\n"),
+        (&["completion", "po"], "powershell\n:4\n"),
     ];
     for (words, expected) in rows {
         let output = Command::new(&program).args(words).output().await.unwrap();

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test ends where it cannot go on
 
+mod completion;
 mod cp;
 mod exec;
 mod generated;

@@ -158,7 +158,7 @@ async fn attach_prints_kubectls_messages() {
         output.stderr,
         format!(
             "{NOTICES}Error from server (Forbidden): no\n\
-             it needs the verb create on pods/attach in namespace \"default\"; see kubectl auth can-i create pods/attach -n default\n"
+             the request needs the verb create on pods/attach in namespace \"default\"; see kubectl auth can-i create pods/attach -n default\n"
         )
     );
     let output = cluster.run(&["port-forward", "web", ":80"]).await;
@@ -166,7 +166,7 @@ async fn attach_prints_kubectls_messages() {
     assert_eq!(
         output.stderr,
         "Error from server (Forbidden): no\n\
-         it needs the verb create on pods/portforward in namespace \"default\"; see kubectl auth can-i create pods/portforward -n default\n"
+         the request needs the verb create on pods/portforward in namespace \"default\"; see kubectl auth can-i create pods/portforward -n default\n"
     );
 }
 
@@ -284,7 +284,7 @@ async fn several_kubeconfigs_are_merged_and_flags_choose_from_them() {
     assert!(output.stderr.contains("user \"old\""), "{output:?}");
     let output = exec(&["--context=gone"]).await;
     assert!(
-        output.stderr.contains("there is: here, there"),
+        output.stderr.contains("available: here, there"),
         "{}",
         output.stderr
     );

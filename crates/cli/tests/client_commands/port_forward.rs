@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::Cluster;
 
-/// Answers every connection with a word, when it has received one.
+/// Answers every connection with a word, after it has received one.
 async fn answering(word: &'static str) -> (u16, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -20,8 +20,8 @@ async fn answering(word: &'static str) -> (u16, JoinHandle<()>) {
         loop {
             let (mut tcp, _) = listener.accept().await.unwrap();
             tokio::spawn(async move {
-                let mut asked = [0; 1];
-                let _ = tcp.read_exact(&mut asked).await;
+                let mut request = [0; 1];
+                let _ = tcp.read_exact(&mut request).await;
                 let _ = tcp.write_all(word.as_bytes()).await;
             });
         }
@@ -91,7 +91,7 @@ impl Forwarding {
     }
 }
 
-async fn ask(port: u16) -> String {
+async fn send_and_read(port: u16) -> String {
     let mut tcp = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     tcp.write_all(b"?").await.unwrap();
     let mut answer = String::new();
@@ -119,7 +119,7 @@ async fn ports_and_sockets_are_forwarded_to_the_pod() {
         line,
         format!("Forwarding from unix:{} -> {two}", socket.display())
     );
-    assert_eq!(ask(port).await, "one");
+    assert_eq!(send_and_read(port).await, "one");
     assert_eq!(
         forwarding.line().await,
         format!("Handling connection for {port}")
@@ -162,7 +162,7 @@ async fn an_ignored_hangup_stays_ignored() {
     let mut forwarding = Forwarding::of(command, &["web", &format!(":{port}")]);
     let local = forwarding.port(port).await;
     forwarding.signal(Signal::HUP);
-    assert_eq!(ask(local).await, "here");
+    assert_eq!(send_and_read(local).await, "here");
     assert_eq!(forwarding.child.try_wait().unwrap(), None);
     task.abort();
 }
@@ -197,7 +197,7 @@ async fn only_complete_data_ends_with_eof() {
     let mut forwarding = Forwarding::start(&cluster, &["web", &format!(":{port}")]);
     let local = forwarding.port(port).await;
     let address = ("127.0.0.1", local);
-    // The pod ends it.
+    // The pod ends the connection.
     let mut tcp = TcpStream::connect(address).await.unwrap();
     tcp.write_all(b"?").await.unwrap();
     let mut answer = String::new();
@@ -208,7 +208,7 @@ async fn only_complete_data_ends_with_eof() {
     for kill in [false, true] {
         let mut tcp = TcpStream::connect(address).await.unwrap();
         // A later connection has been served, so this one has been accepted.
-        assert_eq!(ask(local).await, "here");
+        assert_eq!(send_and_read(local).await, "here");
         if kill {
             forwarding.signal(Signal::KILL);
         } else {
@@ -224,21 +224,21 @@ async fn only_complete_data_ends_with_eof() {
 }
 
 #[tokio::test]
-async fn one_bad_connection_ends_no_other() {
+async fn a_failed_connection_does_not_end_others() {
     let cluster = Cluster::start().await;
     let (good, task) = answering("fine").await;
-    let silent = ReservedPort::new();
-    let bad = silent.addr().port();
+    let closed = ReservedPort::new();
+    let bad = closed.addr().port();
     let words = ["web".to_owned(), format!(":{bad}"), format!(":{good}")];
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let mut forwarding = Forwarding::start(&cluster, &words);
     let to_bad = forwarding.port(bad).await;
     let to_good = forwarding.port(good).await;
-    assert_eq!(ask(to_bad).await, "");
+    assert_eq!(send_and_read(to_bad).await, "");
     let line = forwarding.stderr_line().await;
     let expected = format!("error: an error occurred forwarding {to_bad} -> {bad}: ");
     assert!(line.starts_with(&expected), "{line}");
-    assert_eq!(ask(to_good).await, "fine");
+    assert_eq!(send_and_read(to_good).await, "fine");
     assert_eq!(forwarding.child.try_wait().unwrap(), None);
     task.abort();
 }
@@ -250,7 +250,7 @@ async fn a_lost_connection_is_reopened_while_listening() {
     let remote = format!(":{port}");
     let mut forwarding = Forwarding::start(&cluster, &["web", &remote]);
     let local = forwarding.port(port).await;
-    assert_eq!(ask(local).await, "here");
+    assert_eq!(send_and_read(local).await, "here");
     cluster.pods.cut_all();
     let mut line = forwarding.stderr_line().await;
     if line.contains("an error occurred forwarding") {
@@ -258,8 +258,8 @@ async fn a_lost_connection_is_reopened_while_listening() {
         line = forwarding.stderr_line().await;
     }
     assert!(line.starts_with("lost connection to pod web: "), "{line}");
-    // It is accepted at once, and served when there is a connection again.
-    assert_eq!(ask(local).await, "here");
+    // The local connection is accepted at once, and served when the pod is connected again.
+    assert_eq!(send_and_read(local).await, "here");
     task.abort();
 }
 
@@ -279,11 +279,11 @@ async fn a_server_that_restarts_is_waited_for() {
             .await
             .starts_with("lost connection to pod web: ")
     );
-    let asking = tokio::spawn(ask(local));
+    let request = tokio::spawn(send_and_read(local));
     let pods = Pods::start_at(kept).await;
     pods.pod("default", "web", &["app"]);
     assert_eq!(
-        timeout(TEST_TIMEOUT, asking).await.unwrap().unwrap(),
+        timeout(TEST_TIMEOUT, request).await.unwrap().unwrap(),
         "here"
     );
     task.abort();
@@ -307,13 +307,13 @@ async fn a_server_that_accepts_and_closes_is_retried_with_backoff_and_a_limit() 
     );
     assert_eq!(forwarding.code().await, Some(1));
     let seen = cluster.pods.requests();
-    let asked = seen.iter().filter(|it| it.contains("/portforward")).count();
+    let attempts = seen.iter().filter(|it| it.contains("/portforward")).count();
     // The first one, and then with pauses of 0, 200, 400 and 800 ms.
-    assert!((2..=5).contains(&asked), "{seen:?}");
+    assert!((2..=5).contains(&attempts), "{seen:?}");
 }
 
 #[tokio::test]
-async fn a_silent_server_times_out() {
+async fn an_unresponsive_server_times_out() {
     let cluster = Cluster::start().await;
     let words = ["--pod-running-timeout=1s", "web", ":80"];
     let mut forwarding = Forwarding::start(&cluster, &words);
@@ -348,7 +348,7 @@ async fn idle_listeners_hold_no_connection_permits() {
     for _ in 0..LISTENERS {
         last = forwarding.port(port).await;
     }
-    assert_eq!(ask(last).await, "here");
+    assert_eq!(send_and_read(last).await, "here");
     task.abort();
 }
 
@@ -369,7 +369,7 @@ async fn a_service_falls_over_to_another_pod() {
     cluster.pods.object(path, &list("shop-1"));
     let mut forwarding = Forwarding::start(&cluster, &["svc/shop", ":80"]);
     let local = forwarding.port(port).await;
-    assert_eq!(ask(local).await, "here");
+    assert_eq!(send_and_read(local).await, "here");
     cluster.pods.object(path, &list("shop-2"));
     cluster.pods.cut_all();
     assert!(
@@ -382,7 +382,7 @@ async fn a_service_falls_over_to_another_pod() {
         forwarding.stderr_line().await,
         "connected to pod shop-2 again"
     );
-    assert_eq!(ask(local).await, "here");
+    assert_eq!(send_and_read(local).await, "here");
     task.abort();
 }
 
@@ -435,7 +435,7 @@ async fn an_unread_pipe_blocks_no_connection() {
     let pipe = rustix::pipe::fcntl_setpipe_size(stdout, 1).unwrap();
     // More than the pipe and the queue hold.
     for _ in 0..pipe / MIN_LINE_BYTES + 2 * QUEUED_LINES {
-        assert_eq!(ask(local).await, "here");
+        assert_eq!(send_and_read(local).await, "here");
     }
     forwarding.signal(Signal::TERM);
     let ended = timeout(TEST_TIMEOUT, forwarding.child.wait()).await;

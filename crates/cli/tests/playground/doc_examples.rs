@@ -6,7 +6,7 @@ const GUIDE: &str = include_str!("../../../../docs/playground.md");
 /// The example of the first command in the README, up to the line with the keys, which is for
 /// terminals.
 pub(crate) fn readme_example() -> Vec<String> {
-    let shown = example(README, "$ cargo run --release -- playground");
+    let shown = example(README, "$ cargo run --profile demo -- playground");
     let mut shown = normalize(shown);
     shown.truncate(shown.iter().position(|it| it.starts_with("[1 ")).unwrap());
     shown

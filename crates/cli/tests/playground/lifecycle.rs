@@ -1,7 +1,8 @@
 //! A playground from its start to its end.
 
 use std::fs;
-use std::net::TcpListener;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
@@ -12,13 +13,46 @@ use skewbridge_testkit::{ScratchDir, Terminal, eventually};
 
 use crate::doc_examples;
 use crate::playground_fixture::{
-    Playground, TEST_TIMEOUT, children, command, is_alive, most_resident, run, wait,
+    Playground, TEST_TIMEOUT, children, command, is_alive, peak_memory_kib, run, wait,
 };
 
 /// Maximum memory of all processes, in KiB.
 const MAX_MEMORY_KIB: u64 = 120 * 1000 * 1000 / 1024;
 
 const POLICY: &str = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/hello";
+
+/// The address that a browser opens, and that the command reads.
+#[tokio::test]
+async fn the_address_of_the_status_page_is_printed() {
+    let playground = Playground::start();
+    let mut words = playground.printed.split_whitespace();
+    let url = words.find(|it| it.ends_with("/status")).unwrap();
+    let address = url.strip_prefix("http://").unwrap();
+    let address = address.strip_suffix("/status").unwrap();
+    let mut tcp = TcpStream::connect(address).unwrap();
+    write!(
+        tcp,
+        "GET /status HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut page = String::new();
+    tcp.read_to_string(&mut page).unwrap();
+    assert!(page.starts_with("HTTP/1.1 200 "), "{page}");
+    assert!(page.contains("Content-Type: text/html"), "{page}");
+    let status = Command::new(env!("CARGO_BIN_EXE_skewbridge"))
+        .args(["status", "--admin-address", address])
+        .output()
+        .unwrap();
+    assert!(status.status.success(), "{status:?}");
+    let status = String::from_utf8(status.stdout).unwrap();
+    // The bridge of the page that is printed stands beside the oldest server.
+    for (shown, place) in [("1.28.", &page), ("1.28.", &status), ("ready", &status)] {
+        assert!(place.contains(shown), "{shown}: {place}");
+    }
+    for heading in ["What only some servers serve", "Who calls APIs that vanish"] {
+        assert!(status.contains(heading), "{heading}: {status}");
+    }
+}
 
 #[tokio::test]
 async fn every_context_works_and_nothing_is_left_behind() {
@@ -68,28 +102,34 @@ async fn servers_are_killed_started_and_changed_by_the_control_api() {
     let playground = Playground::start();
     let token = fs::read_to_string(playground.directory.join("control-token")).unwrap();
     let token = Some(token.as_str());
-    let (status, _) = playground.order(Method::GET, "/servers", None).await;
+    let (status, _) = playground
+        .send_control_request(Method::GET, "/servers", None)
+        .await;
     assert_eq!(status, 401);
-    let (status, all) = playground.order(Method::GET, "/servers", token).await;
+    let (status, all) = playground
+        .send_control_request(Method::GET, "/servers", token)
+        .await;
     assert_eq!((status, all["servers"].as_array().unwrap().len()), (200, 3));
-    let post = |deed: &'static str| playground.order(Method::POST, deed, token);
+    let post = |action: &'static str| playground.send_control_request(Method::POST, action, token);
     let (status, server) = post("/servers/1.36/kill").await;
     assert_eq!((status, &server["running"]), (200, &Value::Bool(false)));
-    playground.until("bridge-1.28", POLICY, 503).await;
+    playground.wait_for_status("bridge-1.28", POLICY, 503).await;
     assert_eq!(post("/servers/1.36/start").await.0, 200);
-    playground.until("bridge-1.28", POLICY, 200).await;
+    playground.wait_for_status("bridge-1.28", POLICY, 200).await;
     let (_, server) = post("/servers/1.36/downgrade").await;
     assert_eq!(server["release"], "1.34");
-    playground.until("bridge-1.28", POLICY, 404).await;
+    playground.wait_for_status("bridge-1.28", POLICY, 404).await;
     let (_, server) = post("/servers/1.36/upgrade").await;
     assert_eq!(server["release"], "1.36");
     for context in ["bridge-1.28", "bridge-1.34", "bridge-1.36"] {
-        playground.until(context, POLICY, 200).await;
+        playground.wait_for_status(context, POLICY, 200).await;
     }
     assert_eq!(post("/servers/1.99/kill").await.0, 404);
     // Impossible actions are refused with the reason, and change nothing.
-    let (_, before) = playground.order(Method::GET, "/servers", token).await;
-    for (deed, reason) in [
+    let (_, before) = playground
+        .send_control_request(Method::GET, "/servers", token)
+        .await;
+    for (action, reason) in [
         (
             "/servers/1.36/upgrade",
             "cannot upgrade server-1.36: it has the newest version, 1.36",
@@ -103,14 +143,16 @@ async fn servers_are_killed_started_and_changed_by_the_control_api() {
             "cannot start server-1.34: it is running already",
         ),
     ] {
-        let (status, refused) = post(deed).await;
+        let (status, refused) = post(action).await;
         assert_eq!((status, refused["error"].as_str()), (409, Some(reason)));
     }
-    let (_, after) = playground.order(Method::GET, "/servers", token).await;
+    let (_, after) = playground
+        .send_control_request(Method::GET, "/servers", token)
+        .await;
     assert_eq!(before, after);
     assert_eq!(post("/servers/1.34/stop").await.0, 200);
-    for deed in ["/servers/1.34/stop", "/servers/1.34/kill"] {
-        let (status, refused) = post(deed).await;
+    for action in ["/servers/1.34/stop", "/servers/1.34/kill"] {
+        let (status, refused) = post(action).await;
         assert_eq!(status, 409, "{refused}");
     }
     playground.end(Signal::TERM);
@@ -119,20 +161,28 @@ async fn servers_are_killed_started_and_changed_by_the_control_api() {
 #[tokio::test]
 async fn no_pod_process_outlives_the_playground() {
     let playground = Playground::start();
-    let ids = playground.run_leaving("leaving").await;
+    let ids = playground.run_pod_with_detached_child("leaving").await;
     assert!(ids.iter().all(|id| is_alive(*id)));
     playground.end(Signal::INT);
     assert!(ids.iter().all(|id| !is_alive(*id)), "{ids:?}");
 
     let mut playground = Playground::start();
-    let mut ids = playground.run_leaving("leaving").await.to_vec();
+    let mut ids = playground
+        .run_pod_with_detached_child("leaving")
+        .await
+        .to_vec();
     ids.extend(playground.children());
     assert!(ids.iter().all(|id| is_alive(*id)));
     // The playground cannot clean up then; only its children can.
     kill_process(playground.id(), Signal::KILL).unwrap();
     wait(&mut playground.child);
     let all_gone = async || !ids.iter().any(|id| is_alive(*id));
-    eventually("the end of all that it has started", TEST_TIMEOUT, all_gone).await;
+    eventually(
+        "the end of all processes that it has started",
+        TEST_TIMEOUT,
+        all_gone,
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -158,10 +208,12 @@ async fn servers_are_stopped_started_killed_and_changed_by_keys() {
         // The action is complete, and the keys are printed again.
         terminal.shows_next(&mut seen, "q quit").await;
         if let Some(code) = code {
-            playground.until("bridge-1.28", POLICY, code).await;
+            playground
+                .wait_for_status("bridge-1.28", POLICY, code)
+                .await;
         }
     }
-    // Another server, and a key without a meaning.
+    // Selects another server, and types a key without a function.
     terminal.type_keys("x1k");
     terminal.shows_next(&mut seen, "[1 server-1.28]").await;
     terminal.shows_next(&mut seen, "kill server-1.28 ...").await;
@@ -181,7 +233,8 @@ async fn control_commands_redraw_the_status_line() {
     terminal.shows_next(&mut seen, "q quit").await;
     playground.printed = terminal.shown();
     let token = fs::read_to_string(playground.directory.join("control-token")).unwrap();
-    let post = |deed: &'static str| playground.order(Method::POST, deed, Some(&token));
+    let post =
+        |action: &'static str| playground.send_control_request(Method::POST, action, Some(&token));
     assert_eq!(post("/servers/1.36/kill").await.0, 200);
     for shown in ["kill 1.36", "3 server-1.36", "down", "q quit"] {
         terminal.shows_next(&mut seen, shown).await;
@@ -190,7 +243,7 @@ async fn control_commands_redraw_the_status_line() {
     for shown in ["cannot kill server-1.36: it is not running", "q quit"] {
         terminal.shows_next(&mut seen, shown).await;
     }
-    // The same by a key.
+    // The same action by a key.
     terminal.type_keys("3k");
     terminal.shows_next(&mut seen, "[3 server-1.36]").await;
     for shown in ["cannot kill server-1.36: it is not running", "q quit"] {
@@ -239,7 +292,7 @@ async fn memory_stays_below_the_limit() {
         ids.extend(children(id));
         next += 1;
     }
-    let most: Vec<_> = ids.into_iter().map(most_resident).collect();
+    let most: Vec<_> = ids.into_iter().map(peak_memory_kib).collect();
     println!("{most:?} KiB");
     assert!(most.iter().sum::<u64>() < MAX_MEMORY_KIB, "{most:?} KiB");
     playground.end(Signal::INT);

@@ -38,7 +38,7 @@ fn the_tour_has_json_output() {
     assert_eq!(steps[0]["sights"][0]["context"], "server-1.28");
 }
 
-/// Replaces the old server by a new one during the tour, which knows servers only by the
+/// Replaces the old server by a new one during the tour, which finds servers only by the
 /// kubeconfig: then some expectations fail. `None` if the change came too late.
 fn tour_without_an_old_server(words: &[&str]) -> Option<(Option<i32>, String)> {
     let mut tour = Playground::tour(words, Stdio::piped());

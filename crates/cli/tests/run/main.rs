@@ -24,7 +24,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use crate::run_fixture::{PLUGIN_HEADER, REQUEST_TIMEOUT};
 
 #[test]
-#[ignore = "it is executed by the other tests"]
+#[ignore = "the other tests execute it"]
 fn a_plugin() {
     struct AddHeader;
     impl RequestModifier for AddHeader {
@@ -65,7 +65,7 @@ fn a_plugin() {
 }
 
 #[test]
-#[ignore = "it is executed by the other tests"]
+#[ignore = "the other tests execute it"]
 fn a_command() {
     let Ok(action) = std::env::var("CHILD_ACTION") else {
         return;

@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
-/// Generous: the machine may be busy with something else.
+/// Long enough for a busy machine.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct AgentFixture {
@@ -183,7 +183,7 @@ impl Plugin {
         Self::spawn(command).with_output()
     }
 
-    /// One that has printed nothing yet.
+    /// Starts a plugin without waiting for its output.
     pub(crate) fn spawn(mut command: Command) -> Self {
         Self {
             child: command.spawn().unwrap(),
@@ -191,7 +191,7 @@ impl Plugin {
         }
     }
 
-    /// The same, with its output.
+    /// Waits for the output of a started plugin.
     pub(crate) fn with_output(mut self) -> Self {
         // The plugin closes its output, so this ends while it runs.
         let mut text = String::new();
@@ -213,7 +213,7 @@ impl Plugin {
             .unwrap()
     }
 
-    /// The socket, where it is one.
+    /// The socket, if the plugin listens on one.
     pub(crate) fn socket(&self) -> PathBuf {
         PathBuf::from(self.url().strip_prefix("unix://").unwrap())
     }
@@ -223,7 +223,7 @@ impl Plugin {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Its exit status, if it ends in time.
+    /// The exit status of the plugin, if it ends in time.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
         let start = Instant::now();
         loop {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Kubeconfig, Request, Response};
 use skewbridge_testkit::{ScratchDir, Terminal, eventually};
 
-/// Generous: the machine may be busy with something else.
+/// Long enough for a busy machine.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
 pub(crate) fn command(words: &[&str]) -> Command {
@@ -31,7 +31,7 @@ pub(crate) struct Playground {
     pub(crate) child: Child,
     pub(crate) printed: String,
     reader: Option<JoinHandle<()>>,
-    /// Its directory, which is removed with it.
+    /// The directory of the playground, removed when it ends.
     pub(crate) directory: PathBuf,
     /// Its parent directory.
     _scratch: ScratchDir,
@@ -42,7 +42,7 @@ impl Playground {
         Self::start_with("--default-signal=HUP,INT,QUIT,TERM")
     }
 
-    /// With signals as `env` has them.
+    /// Starts a playground by `env` with these signal options.
     pub(crate) fn start_with(signals: &str) -> Self {
         let scratch = ScratchDir::new();
         let directory = scratch.path().join("play");
@@ -72,7 +72,7 @@ impl Playground {
         }
     }
 
-    /// One on this terminal, as a shell starts it.
+    /// Starts a playground on this terminal, as a shell does.
     pub(crate) fn start_in(terminal: &Terminal) -> Self {
         let scratch = ScratchDir::new();
         let directory = scratch.path().join("play");
@@ -96,7 +96,7 @@ impl Playground {
         }
     }
 
-    /// One that runs the tour.
+    /// Starts a playground that runs the tour.
     pub(crate) fn tour(words: &[&str], stdout: Stdio) -> Self {
         let scratch = ScratchDir::new();
         let directory = scratch.path().join("play");
@@ -114,7 +114,7 @@ impl Playground {
         }
     }
 
-    /// Waits until a file in it is complete.
+    /// Waits until a file in the directory is complete.
     pub(crate) fn file(&self, name: &str, end: &str) -> String {
         let path = self.directory.join(name);
         let started = Instant::now();
@@ -127,21 +127,18 @@ impl Playground {
         }
     }
 
-    /// The output of a release build with its files in another directory.
+    /// The output of the demo build with its files in another directory.
     pub(crate) fn printed_as_from(&self, directory: &str) -> String {
         let printed = &self.printed;
         let printed = printed.replace(self.directory.to_str().unwrap(), directory);
-        printed.replace(
-            env!("CARGO_BIN_EXE_skewbridge"),
-            "target/release/skewbridge",
-        )
+        printed.replace(env!("CARGO_BIN_EXE_skewbridge"), "target/demo/skewbridge")
     }
 
     pub(crate) fn id(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap()
     }
 
-    /// The processes that it has started.
+    /// The processes that the playground has started.
     pub(crate) fn children(&self) -> Vec<i32> {
         children(self.id().as_raw_nonzero().get())
     }
@@ -161,8 +158,9 @@ impl Playground {
         connection.send(request).await.unwrap()
     }
 
-    /// Runs a script as a pod. Its process, and one that escapes it, write their pids.
-    pub(crate) async fn run_leaving(&self, name: &str) -> [i32; 2] {
+    /// Runs a script as a pod. Its process writes its pid, and so does a child that leaves the
+    /// process group of the pod.
+    pub(crate) async fn run_pod_with_detached_child(&self, name: &str) -> [i32; 2] {
         let script = "setsid sh -c 'echo $$ > away; exec sleep 1000' & echo $$ > own; \
                       exec sleep 1000";
         let pod = json!({
@@ -186,7 +184,7 @@ impl Playground {
     }
 
     /// Repeats the request until the response has this code.
-    pub(crate) async fn until(&self, context: &str, path: &str, code: u16) {
+    pub(crate) async fn wait_for_status(&self, context: &str, path: &str, code: u16) {
         let what = format!("{code} of {path} by {context}");
         eventually(&what, TEST_TIMEOUT, async || {
             self.get(context, path).await.status == code
@@ -195,7 +193,7 @@ impl Playground {
     }
 
     /// Sends a request to the control API, with or without the token.
-    pub(crate) async fn order(
+    pub(crate) async fn send_control_request(
         &self,
         method: Method,
         path: &str,
@@ -260,7 +258,7 @@ pub(crate) fn children(id: i32) -> Vec<i32> {
 }
 
 /// The peak memory of a process, in KiB.
-pub(crate) fn most_resident(id: i32) -> u64 {
+pub(crate) fn peak_memory_kib(id: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     let line = status.lines().find_map(|it| it.strip_prefix("VmHWM:"));
     let number = line.unwrap().trim().strip_suffix(" kB").unwrap();
@@ -279,7 +277,7 @@ pub(crate) fn wait(child: &mut Child) -> std::process::ExitStatus {
         if let Some(status) = child.try_wait().unwrap() {
             return status;
         }
-        assert!(started.elapsed() < TEST_TIMEOUT, "it does not end");
+        assert!(started.elapsed() < TEST_TIMEOUT, "the process does not end");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use skewbridge_testkit::{ApiServer, Ca, Options, RecordedRequest, Reply, ScratchDir};
 
-/// Longer than any of the commands takes.
+/// Longer than any command of the tests takes.
 pub(crate) const REQUEST_TIMEOUT: Option<Duration> = Some(Duration::from_mins(1));
 
 /// The header that the plugin adds to each request.
@@ -77,7 +77,7 @@ impl RunFixture {
         self.dir.write("kubeconfig", config.to_string())
     }
 
-    /// `skewbridge run` as this user, and whatever follows.
+    /// `skewbridge run` as this user, with these arguments.
     pub(crate) fn run(&self, user: &Value) -> Command {
         let runtime = self.dir.path().join("runtime");
         let _ = std::fs::DirBuilder::new().mode(0o700).create(&runtime);
@@ -124,7 +124,7 @@ impl RunFixture {
     }
 }
 
-/// Runs it while the servers of this test run. Returns the output of the command, which ends
+/// Runs a command while the servers of this test run. Returns the output of the command, which ends
 /// when this is dropped.
 pub(crate) async fn output(command: Command) -> Output {
     let mut command = tokio::process::Command::from(command);

@@ -32,7 +32,7 @@ pub struct Connection {
 }
 
 enum State {
-    /// The connection is here between requests, unless the server allows no further one.
+    /// Holds the connection between requests, unless the server allows no further request.
     Http(Arc<IdleConnection>),
     /// After 101.
     Upgraded(Stream, BytesMut),
@@ -150,7 +150,7 @@ impl Connection {
         }
     }
 
-    /// Whether it is ready for another request.
+    /// Whether the connection is ready for another request.
     pub fn is_ready(&self) -> bool {
         match &self.state {
             State::Http(idle) => idle.lock().is_some(),
@@ -193,7 +193,7 @@ impl Connection {
             State::Upgraded(stream, input) => Ok((stream, input)),
             State::Http(_) => Err(Error::ConnectionLost {
                 server: self.server,
-                cause: "it was not upgraded".to_owned(),
+                cause: "the connection was not upgraded".to_owned(),
             }),
         }
     }

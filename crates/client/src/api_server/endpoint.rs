@@ -42,7 +42,7 @@ pub struct Endpoint {
     /// The value of `Authorization`.
     authorization: Option<Secret>,
     timeouts: Timeouts,
-    /// What the endpoint was prepared from.
+    /// The kubeconfig context that the endpoint was prepared from.
     target: Arc<Target>,
     /// The connection of the last request, for the next one. Clones share it.
     idle: Arc<Mutex<Option<IdleConnection>>>,
@@ -68,7 +68,7 @@ enum Security {
     Plugin(Box<PluginAuth>),
 }
 
-/// The configuration beside a plugin's credential.
+/// The configuration without the credential of a plugin.
 #[derive(Debug, Clone)]
 struct PluginAuth {
     plugin: Arc<Plugin>,
@@ -272,7 +272,7 @@ impl Endpoint {
         } else {
             Err(Error::NotHttp {
                 server: opened.server,
-                cause: "it sends data before the first request".to_owned(),
+                cause: "the server sends data before the first request".to_owned(),
             })
         }
     }
@@ -416,7 +416,7 @@ impl Endpoint {
             Some(_) if !leftover.is_empty() => {
                 return Err(Error::NotHttp {
                     server,
-                    cause: "it sends data before the first request".to_owned(),
+                    cause: "the server sends data before the first request".to_owned(),
                 });
             }
             Some(tls) => match tls.handshake(stream, alpn).await {

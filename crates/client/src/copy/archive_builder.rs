@@ -33,7 +33,7 @@ pub(super) struct ArchiveBuilder<'a, S> {
     chunk: Vec<u8>,
     options: &'a Options,
     progress: &'a Arc<Progress>,
-    /// Tells which files the container already has, by their names in the archive.
+    /// Decides which files the container already has, by their names in the archive.
     is_present: &'a IsPresent<'a>,
     skipped: u64,
 }
@@ -44,7 +44,7 @@ pub(super) type IsPresent<'a> = dyn Fn(&[u8], &File, &Metadata) -> bool + Send +
 
 /// How the build ended.
 pub(super) enum BuildResult {
-    /// Everything was sent, except for so many skipped entries.
+    /// Everything was sent, except for this many skipped entries.
     All { skipped: u64 },
     /// The receiver was closed.
     SinkClosed,
@@ -124,7 +124,7 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
         Ok((self.sink)(chunk)?)
     }
 
-    /// Walks a tree without recursion: it may be deeper than our stack.
+    /// Walks a tree without recursion: a tree may be deeper than the stack of the thread.
     fn walk(&mut self, source: &Path, name: &[u8]) -> Result<(), BuildError> {
         // A trailing slash or dot follows a symlink.
         let status = source.symlink_metadata();
@@ -415,7 +415,7 @@ mod tests {
         };
         let (built, _) = build(scratch.path(), || shrink().unwrap());
         let Err(Error::FileShrank { size, .. }) = built else {
-            panic!("it did not shrink");
+            panic!("the file did not shrink");
         };
         assert_eq!(size, 4 * CHUNK_BYTES as u64);
     }

@@ -10,8 +10,8 @@ use super::container_exec::Container;
 use super::error::Error;
 use super::upload_plan::UploadPlan;
 
-/// How long a container may take to remove incomplete files. The user who cancels is in a
-/// hurry, and the connection may be broken.
+/// How long a container may take to remove incomplete files. A user who cancels does not want to
+/// wait, and the connection may be broken.
 const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Cancels copies whose [`super::Options`] contain it: incomplete files are removed, in the

@@ -27,7 +27,7 @@ use super::resume::parse_cksum_output;
 use super::tar::{self, Entry, Kind};
 use super::upload_plan::disconnected;
 
-/// The longest output of a program that counts bytes: it repeats the name.
+/// The longest output of a program that counts bytes: the output repeats the file name.
 const MAX_COUNT_OUTPUT_BYTES: u64 = 64 << 10;
 
 /// Copies one file, in as many attempts as it takes.
@@ -71,7 +71,7 @@ pub(super) async fn download(
             Ok(AttemptResult::NoProgram(program)) => {
                 received = None;
                 can_resume = false;
-                format!("there is no {program} to resume it with")
+                format!("the container has no {program} to resume the copy with")
             }
             // The command could not be started.
             Err(error) => {
@@ -215,7 +215,7 @@ impl RemoteFile<'_> {
         tokio::pin!(ending);
         let ((state, outcome, cksum, mismatch), exit) =
             run_alongside(reading, ending.as_mut()).await;
-        // A command whose output is not wanted any more is dropped, not waited for.
+        // A command whose output is no longer needed is dropped without waiting for its end.
         let result = match outcome {
             _ if mismatch => Ok(AttemptResult::Changed),
             ExtractOutcome::Failed(error @ (Error::Local { .. } | Error::NoSpace { .. })) => {

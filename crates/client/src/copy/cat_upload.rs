@@ -77,7 +77,7 @@ pub(super) async fn upload(
             CommandEnd::NotFound => {
                 return Err(Error::MissingProgram {
                     program: "tar",
-                    needed: ", and cat and wc to do without it are not there either",
+                    needed: ", and neither are cat and wc, which would replace it",
                 });
             }
             CommandEnd::Failed(how) => {
@@ -122,7 +122,7 @@ pub(super) async fn send(
         exit,
     } = process;
     let (announced, is_announced) = oneshot::channel();
-    let feeding = async {
+    let sending = async {
         let _ = is_announced.await;
         match stdin {
             None => Ok(()),
@@ -139,7 +139,7 @@ pub(super) async fn send(
         Ok(())
     };
     let ((), (), stderr, status) = tokio::try_join!(
-        feeding,
+        sending,
         reading_stdout,
         async { Ok(read_stderr(stderr).await) },
         async { Ok(exit.await) }
@@ -166,7 +166,7 @@ async fn feed(
         })
     });
     while let Some(chunk) = waiting.recv().await {
-        // The command's exit status tells why.
+        // The command's exit status has the cause.
         if stdin.write_all(&chunk).await.is_err() {
             break;
         }

@@ -1,5 +1,4 @@
-//! The checksum of POSIX's `cksum`, which every container has that can do more than run its own
-//! program.
+//! The checksum of POSIX's `cksum`, which every container with basic programs has.
 
 use std::fs::File;
 use std::io;

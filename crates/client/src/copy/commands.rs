@@ -9,7 +9,7 @@ use super::remote_writer::RemoteWriter;
 /// The name of the copied tree inside the staging directory, until it is complete.
 pub(super) const STAGED_NAME: &str = "it";
 
-/// The last entry of a staged archive. A tar that is cut off between two entries takes that for
+/// The last entry of a staged archive. A tar whose input ends between two entries treats that as
 /// the end of the archive; without this entry nothing is moved into place.
 pub(super) const COMPLETE_MARKER: &str = "whole";
 
@@ -54,9 +54,9 @@ exit \"${s:-1}\"";
 /// The block size for the checksum: one call for each block, and one for each remaining byte.
 const CKSUM_BLOCK_BYTES: u64 = 16 << 10;
 
-/// The start time of a process, unless it has ended: field 22 of its `/proc` stat, which none
-/// of our program names shifts with a space. Together with the process ID it identifies the
-/// process although IDs are reused.
+/// The start time of a process, unless it has ended: field 22 of its `/proc` stat, which a space in
+/// the program name would shift; the names of these programs have none. Together with the process
+/// ID it identifies the process although IDs are reused.
 macro_rules! start_time {
     () => {
         "born() { read -r l </proc/\"$1\"/stat && set -- $l && [ \"$3\" != Z ] && echo \"${22}\"; } \
@@ -84,12 +84,12 @@ pub(super) const ANNOUNCEMENT_PREFIX: &str = "skewbridge ";
 /// Extracts into an existing directory, and announces the writer.
 const UNPACK_ANNOUNCED: &str = concat!(start_time!(), announce!("$$"), "exec tar \"$@\"");
 
-/// Extracts beside the target, announces the writer, and renames when everything has come. The
-/// script itself removes an incomplete copy if it will not be resumed: a client that has lost
-/// its connection cannot.
+/// Extracts beside the target, announces the writer, and renames when the whole archive has
+/// arrived. The script itself removes an incomplete copy if it will not be resumed: a client that
+/// has lost its connection cannot.
 ///
-/// A marker file tells a resuming client that everything is in place. That the staging
-/// directory is missing would prove nothing: it may never have existed.
+/// A marker file shows a resuming client that everything is in place. That the staging directory is
+/// missing would prove nothing: it may never have existed.
 const UNPACK_STAGED: &str = concat!(
     start_time!(),
     "\
@@ -111,7 +111,7 @@ exit 0"
 );
 
 /// Kills the writer of a lost connection, and waits for it and its shell to end: otherwise they
-/// would keep creating files while these are inspected, replaced or removed.
+/// would create further files while the existing ones are inspected, replaced or removed.
 const STOP_WRITER: &str = concat!(
     start_time!(),
     "\

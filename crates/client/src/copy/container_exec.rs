@@ -28,9 +28,9 @@ pub trait Container: Send + Sync {
 /// Whether a command has stdin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stdin {
-    /// It has.
+    /// The command has stdin.
     Piped,
-    /// Its input is empty.
+    /// The input of the command is empty.
     Null,
 }
 
@@ -95,9 +95,9 @@ pub(super) enum CommandEnd {
     Success,
     /// The program does not exist.
     NotFound,
-    /// It failed; the text says how.
+    /// The program failed, as the text describes.
     Failed(String),
-    /// The server reports why it was not run: not the program's fault.
+    /// The command was not run, for the reason that the server reports; the program did not fail.
     NotRun(String),
     /// Unknown: the connection was lost.
     Disconnected(String),
@@ -125,7 +125,7 @@ impl CommandEnd {
     }
 }
 
-/// The messages of shells; their exit code already says that the program is missing.
+/// The messages of shells; their exit code already shows that the program is missing.
 fn mentions_not_found(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     ["no such file or directory", "not found"]
@@ -252,8 +252,8 @@ impl LineSplitter {
     }
 }
 
-/// Runs a future to its end while a command is running. The command may end before or after it;
-/// in the latter case the caller waits for it or drops it.
+/// Runs a future to its end while a command is running. If the command ends after the future, the
+/// caller waits for the command or drops it.
 pub(super) async fn run_alongside<T, E>(
     reading: impl Future<Output = T>,
     mut ending: Pin<&mut impl Future<Output = E>>,

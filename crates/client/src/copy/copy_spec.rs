@@ -158,7 +158,7 @@ impl Destination {
             return match root {
                 RequestedRoot::Named(name) => Ok((self.path.clone(), name.clone())),
                 RequestedRoot::Contents => Err(Error::Unexpected(
-                    "a directory was requested, but it is a file".to_owned(),
+                    "a directory was requested, but the path is a file".to_owned(),
                 )),
             };
         }
@@ -171,8 +171,8 @@ impl Destination {
     }
 }
 
-/// The name of a local file or directory. `None` means that only its contents are copied: `.`,
-/// `..` and `/` have no name that makes sense elsewhere.
+/// The name of a local file or directory. `None` means that only its contents are copied: `.`, `..`
+/// and `/` have no name that can be used in the target.
 pub(super) fn local_name(path: &Path) -> Option<Vec<u8>> {
     match path.components().next_back() {
         // `dir/.` is `dir` to this iterator, and means its contents.

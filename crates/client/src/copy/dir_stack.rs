@@ -193,7 +193,7 @@ mod tests {
         stack.enter();
         let error = stack.add(&[b'x'; 2100], FileKind::File).unwrap_err();
         let expected = "there are more names in a directory than are kept in memory (4096 \
-                        bytes); copy it in parts";
+                        bytes); copy the source in parts";
         assert_eq!(error.to_string(), expected);
     }
 }

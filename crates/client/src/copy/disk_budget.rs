@@ -1,6 +1,6 @@
 //! Limits what is written to the local disk: an archive may announce files of any size.
 
-/// Stays free on the disk, so that other programs can go on writing.
+/// Stays free on the disk, so that other programs can continue to write.
 const RESERVED_FREE_BYTES: u64 = 16 << 20;
 
 /// The minimum disk space of a file.
@@ -92,7 +92,7 @@ mod tests {
         // Size, free space at that moment, and the result.
         let rows = [
             (40 * MIB, 66 * MIB, Ok(())),
-            // It replaced a file of the same size: all of them fit, one after the other.
+            // Each file replaced one of the same size: all of them fit, one after the other.
             (40 * MIB, 66 * MIB, Ok(())),
             (50 * MIB, 66 * MIB, Ok(())),
             (50 * MIB + 1, 66 * MIB, disk_full(50 * MIB)),

@@ -82,7 +82,7 @@ async fn download(
         let cause = match result {
             AttemptResult::Complete => return state.extractor.finish(),
             AttemptResult::Failed(error) => {
-                // Files that have come stay, with their times.
+                // Complete files stay, with their times.
                 let _ = state.extractor.finish();
                 return Err(error);
             }
@@ -94,7 +94,7 @@ async fn download(
             // each lost connection: a restarted copy is not resumed.
             AttemptResult::CannotResume => {
                 plan = DownloadPlan::Whole;
-                "it cannot be resumed".to_owned()
+                "the copy cannot be resumed".to_owned()
             }
             AttemptResult::Disconnected(cause) => {
                 backoff.wait(&cause, state.reader.offset()).await?;
@@ -125,8 +125,8 @@ pub(super) struct State {
 enum DownloadPlan {
     Whole,
     From {
-        /// Where the last header begins, the checksum of what has come from there on, and where
-        /// to continue.
+        /// Where the last header begins, the checksum of the bytes received from there on, and
+        /// where to continue.
         prefix_start: u64,
         prefix_cksum: Cksum,
         offset: u64,
@@ -212,7 +212,7 @@ async fn attempt(
     };
     let ending = async { tokio::join!(read_stderr(stderr), exit) };
     tokio::pin!(ending);
-    // A command whose output is not wanted any more is dropped, not waited for.
+    // A command whose output is no longer needed is dropped without waiting for its end.
     let ((state, outcome), exit) = run_alongside(reading, ending.as_mut()).await;
     let result = match outcome {
         ExtractOutcome::Failed(error) => AttemptResult::Failed(error),
@@ -311,7 +311,7 @@ pub(super) async fn extract(
                 }
             }
             Ok(ReadResult::Eof) => break ExtractOutcome::Eof,
-            // The command's exit status tells why.
+            // The command's exit status has the cause.
             Err(_) => break ExtractOutcome::ReadError,
         }
     };
@@ -340,7 +340,7 @@ async fn read_available(
     while buffer.len() < CHUNK_BYTES {
         let more = stdout.read_buf(buffer);
         tokio::pin!(more);
-        // Polled once: data that is not there yet is not waited for.
+        // Polled once: does not wait for data that has not arrived yet.
         let once = std::future::poll_fn(|cx| {
             use std::future::Future as _;
             std::task::Poll::Ready(more.as_mut().poll(cx))

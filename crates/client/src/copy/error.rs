@@ -24,7 +24,7 @@ pub enum Error {
         storage_hint(cause)
     )]
     Local {
-        /// What was tried.
+        /// The operation that failed.
         doing: &'static str,
         /// The file.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum Error {
     },
     /// A file shrank while it was read.
     #[error(
-        "{} shrank while it was read: {read} of {size} bytes were there; copy it again when \
+        "{} shrank while it was read: it has {read} of {size} bytes; copy it again when \
          nothing writes to it",
         printable_path(path)
     )]
@@ -53,7 +53,7 @@ pub enum Error {
     PathEscape {
         /// The name in the archive.
         name: String,
-        /// How it escapes.
+        /// How the name leads out of the path.
         why: PathEscape,
     },
     /// The archive contains an unexpected kind of entry.
@@ -85,9 +85,11 @@ pub enum Error {
         target: PathBuf,
     },
     /// A memory limit was exceeded.
-    #[error("there are more {what} than are kept in memory ({limit} bytes); copy it in parts")]
+    #[error(
+        "there are more {what} than are kept in memory ({limit} bytes); copy the source in parts"
+    )]
     MemoryLimit {
-        /// Of what.
+        /// The data that exceeded the limit.
         what: &'static str,
         /// The limit.
         limit: usize,

@@ -105,7 +105,7 @@ impl Extractor {
         added.unwrap_or(false)
     }
 
-    /// Finishes, after everything has come and the container's tar has succeeded.
+    /// Finishes, after the whole archive has arrived and the container's tar has succeeded.
     pub(super) fn finish(mut self) -> Result<(), Error> {
         match &mut self.target {
             None => return Err(Error::Unexpected("the archive is empty".to_owned())),
@@ -202,7 +202,7 @@ impl Extractor {
             }
             Kind::Symlink if is_root => {
                 return Err(Error::Unexpected(format!(
-                    "the requested path is a symlink to {:?}; ask for that, or for the directory \
+                    "the requested path is a symlink to {:?}; copy that path, or the directory \
                      behind it by a / at the end",
                     path_containment::printable(&entry.link)
                 )));
@@ -348,7 +348,8 @@ impl Extractor {
             return Ok(());
         }
         let make = || -> io::Result<()> {
-            // Only to a regular file, not to a symlink that another program could follow.
+            // Hard links are made only to regular files, not to a symlink that another program
+            // could follow.
             if !fs::FileType::from_raw_mode(status?.st_mode).is_file() {
                 return Err(io::Error::other(
                     "the target of the hard link is not a regular file",
@@ -427,7 +428,7 @@ fn refuse_special_file(directory: &OwnedFd, name: &[u8], path: &Path) -> Result<
     Err(Error::Local {
         doing: "write to",
         path: path.to_path_buf(),
-        cause: io::Error::other("it is no file"),
+        cause: io::Error::other("the target is not a regular file"),
     })
 }
 

@@ -26,7 +26,7 @@
 //!
 //! # A complete program
 //!
-//! It is in `examples`, and the tests run it.
+//! The program is in `examples`, and the tests run it.
 //!
 //! ```no_run
 #![doc = include_str!("../../examples/copy_a_file.rs")]

@@ -37,9 +37,9 @@ pub enum Preserve {
 /// How often to retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retries {
-    /// At most so often.
+    /// At most this often.
     AtMost(u32),
-    /// Until it succeeds.
+    /// Until the copy succeeds.
     Forever,
 }
 
@@ -48,21 +48,21 @@ pub enum Retries {
 pub enum CopyEvent {
     /// A symlink that leads out of the target was skipped.
     Symlink {
-        /// Where it would have been.
+        /// Its path in the target, if it had been copied.
         path: PathBuf,
         /// What it points to.
         target: String,
     },
     /// A hard link to a skipped or missing file was skipped.
     HardLink {
-        /// Where it would have been.
+        /// Its path in the target, if it had been copied.
         path: PathBuf,
         /// What it links to.
         target: String,
     },
     /// A device or a pipe was skipped.
     Special {
-        /// Where it would have been.
+        /// Its path in the target, if it had been copied.
         path: PathBuf,
         /// What it is.
         kind: Kind,
@@ -89,7 +89,7 @@ pub enum CopyEvent {
 pub enum ResumePoint {
     /// At this byte of the archive.
     Byte(u64),
-    /// Without this many files that are complete.
+    /// With the files that are missing: this many are complete.
     SkippingFiles(u64),
     /// From the start.
     Start,
@@ -148,7 +148,7 @@ impl fmt::Display for CopyEvent {
             ),
             Self::HardLink { path, target } => write!(
                 f,
-                "warning: skipping hard link: {:?} -> {target:?} (that was not copied)",
+                "warning: skipping hard link: {:?} -> {target:?} (its target was not copied)",
                 path.display()
             ),
             Self::Special { path, kind } => {
@@ -156,7 +156,7 @@ impl fmt::Display for CopyEvent {
             }
             Self::NotRegularFile(path) => write!(
                 f,
-                "warning: skipping {:?}: it is no file, directory or symlink",
+                "warning: skipping {:?}: it is not a file, directory or symlink",
                 path.display()
             ),
             Self::Vanished(path) => write!(

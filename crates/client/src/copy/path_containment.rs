@@ -1,16 +1,16 @@
 //! Keeps the names of an archive inside the target.
 //!
-//! There are three rules. A name has no `..`, does not begin with `/`, and is below the
-//! requested path ([`relative_parts`]). A symlink is created only if its target begins with at
-//! most as many `..` as there are directories above it inside the target, and has none after
-//! that ([`symlink_stays_inside`]): `a/b/../../..` stays inside as text, but not if `b` is
-//! itself a symlink. And nothing is ever opened through a symlink (`target_tree`), whether the
-//! archive or another program has created it.
+//! There are three rules. A name has no `..`, does not begin with `/`, and is below the requested
+//! path ([`relative_parts`]). A symlink is created only if its target begins with at most as many
+//! `..` as there are directories above it inside the target, and has none after that
+//! ([`symlink_stays_inside`]): `a/b/../../..` stays inside as text, but not if `b` is itself a
+//! symlink. And nothing is ever opened through a symlink (`target_tree`), whether the archive or
+//! another program has created it.
 
-/// What was requested: the first component of every name in the archive.
+/// The requested path: the first component of every name in the archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestedRoot {
-    /// This file or directory.
+    /// A file or directory of this name.
     Named(Vec<u8>),
     /// The contents of a directory, by `.`.
     Contents,

@@ -23,8 +23,8 @@ use super::upload_plan::UploadPlan;
 /// How much is read at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// How many symlinks are remembered, so that nothing goes through them: as 64-bit hashes, about
-/// 16 MiB.
+/// How many symlinks are recorded, so that no entry is written through them: as 64-bit hashes,
+/// about 16 MiB.
 const MAX_SYMLINKS: usize = 1 << 20;
 
 /// Copies a file, or the contents of a directory, from one container to another, or within one.
@@ -82,7 +82,8 @@ struct PodToPod<'a> {
     plan: &'a UploadPlan,
     options: &'a Options,
     progress: &'a Arc<Progress>,
-    /// Of all attempts: in an existing target directory, files of an interrupted attempt stay.
+    /// The symlinks of all attempts: in an existing target directory, files of an interrupted
+    /// attempt stay.
     symlinks: Symlinks,
 }
 
@@ -352,14 +353,14 @@ impl ArchiveRewriter<'_> {
                 }
                 entry.link = renamed;
             }
-            // Some programs would take it for the directory that it leads to.
+            // Some programs would treat the symlink as the directory that it leads to.
             Kind::Directory if self.symlinks.contains(&parts) => {
                 return Err(Error::SymlinkInPath(
                     path_containment::printable(&entry.name).into(),
                 ));
             }
-            // It replaces a symlink of the same name. The symlink is still remembered: a tar
-            // whose connection was lost may not have come to this entry.
+            // This entry replaces a symlink of the same name. The symlink stays recorded: a tar
+            // whose connection was lost may not have processed this entry.
             Kind::Directory | Kind::File => {}
         }
         if name == b"." {
@@ -368,7 +369,7 @@ impl ArchiveRewriter<'_> {
             return match entry.kind {
                 Kind::Directory => Ok(()),
                 _ => Err(Error::Unexpected(format!(
-                    "{} is a directory in the container, and {} is none",
+                    "{} is a directory in the container, and {} is not",
                     self.name,
                     path_containment::printable(&entry.name)
                 ))),

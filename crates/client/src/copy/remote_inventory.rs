@@ -5,9 +5,10 @@
 //! Sizes and times alone would keep files of another origin, or an older version of a local
 //! file.
 //!
-//! A file at which tar was interrupted may match in all that but lack its owner and
-//! permissions: GNU tar sets these last, if it is root. So they count as well, unless none of
-//! many files has them although all are ours: some volumes do not store them.
+//! A file at which tar was interrupted may match in all of these but lack its owner and
+//! permissions: GNU tar sets them last, if it is root. So owner and permissions count as well,
+//! except on volumes that do not store them: there, none of many files that this copy wrote has
+//! them.
 
 use std::collections::HashSet;
 use std::fs::{File, Metadata};
@@ -53,7 +54,7 @@ pub(super) struct RemoteInventory {
     /// Names, sizes and checksums.
     verified: HashSet<u64>,
     with_times: bool,
-    /// How many matching files have the local owner and permissions, and which have not.
+    /// How many matching files have the local owner and permissions, and how many have not.
     metadata_matches: u64,
     metadata_mismatches: HashSet<u64>,
     /// Files that have just been completed, with their local identity at that time.
@@ -109,7 +110,8 @@ impl RemoteInventory {
         }
         for partial in partial_files {
             match resume::resume_file(container, plan, &partial, options, progress).await? {
-                // Its time counts as set, whether or not there is a program for that.
+                // The time of the file counts as set, whether or not the container has a program
+                // that sets it.
                 Some(status) => inventory
                     .resumed
                     .push((partial.name, file_identity(&status))),

@@ -1,4 +1,4 @@
-//! The process that writes in a container: tar or cat. It may go on writing after its
+//! The process that writes in a container: tar or cat. It may continue to write after its
 //! connection was lost, and must be stopped before a retry.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use super::commands::ANNOUNCEMENT_PREFIX;
 
-/// How much is read before the announcement: a shell may print something first.
+/// How much is read before the announcement: a shell may print other lines first.
 const MAX_ANNOUNCEMENT_BYTES: usize = 4 << 10;
 
 /// A writer and its shell, each by its process ID in the container and its start time: IDs are

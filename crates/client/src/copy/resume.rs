@@ -16,7 +16,7 @@ use super::options::{Options, Preserve};
 use super::progress::Progress;
 use super::upload_plan::{self, UploadPlan};
 
-/// A part must be worth two more commands.
+/// The minimum size of a part: resuming takes two more commands.
 const MIN_RESUME_BYTES: u64 = 4 << 20;
 
 /// How many files are completed: an interrupted tar leaves one. Further ones, of another

@@ -128,7 +128,7 @@ impl TargetTree {
             Err(Errno::NOENT) => {}
             Err(errno) => return Err(self.not_a_directory(parts, errno)),
         }
-        // We need access while we fill it.
+        // The copy needs access while it fills the directory.
         let mode = metadata.map_or(0o777, |metadata| metadata.mode) | 0o700;
         match fs::mkdirat(&parent, name, Mode::from_raw_mode(mode)) {
             Ok(()) => {

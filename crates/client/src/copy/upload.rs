@@ -25,8 +25,8 @@ const MAX_QUEUED_CHUNKS: usize = 1;
 
 /// Copies a file or a tree to a container.
 ///
-/// It goes to `to`, or into it if that is a directory. If the container has a shell, new files
-/// have a temporary name until they are complete.
+/// The source is copied to `to`, or into `to` if that is a directory. If the container has a shell,
+/// new files have a temporary name until they are complete.
 pub async fn copy_to(
     container: &dyn Container,
     from: &Path,
@@ -105,9 +105,9 @@ struct Upload<'a> {
 
 /// What to do after a lost connection.
 enum AfterDisconnect {
-    /// Nothing: everything is in place.
+    /// Nothing: the copy is complete.
     AlreadyComplete,
-    /// Send what is missing.
+    /// Send the missing files.
     Resume(Arc<RemoteInventory>),
 }
 
@@ -177,7 +177,7 @@ impl Upload<'_> {
             })
         };
         let (announced, is_announced) = oneshot::channel();
-        let feeding = async {
+        let sending = async {
             let Some(mut stdin) = stdin else {
                 return Ok(None);
             };
@@ -215,7 +215,7 @@ impl Upload<'_> {
             Ok::<_, Error>(Some(skipped))
         };
         let (sent_all, (), stderr, status) = tokio::try_join!(
-            feeding,
+            sending,
             async {
                 self.plan.read_announcement(stdout, announced).await;
                 Ok(())
@@ -242,7 +242,7 @@ impl Upload<'_> {
             }
             (CommandEnd::NotFound, _) => Err(Error::MissingProgram {
                 program: "tar",
-                needed: ", and no shell to do without it",
+                needed: ", and no shell, which would replace it",
             }),
             (CommandEnd::Failed(how), _) => Err(Error::CommandFailed {
                 program: "tar",

@@ -33,7 +33,7 @@ pub(super) struct UploadPlan {
     name: String,
     /// The staging directory, until the upload is complete.
     stage: Option<String>,
-    /// Whether it goes into an existing directory.
+    /// Whether the source is copied into an existing directory.
     into_existing: bool,
     /// Whether there is a shell, which announces the writer.
     has_shell: bool,
@@ -53,7 +53,7 @@ impl UploadPlan {
         let plan = Self::probe(container, name_in_target, to).await?;
         if plan.into_existing && !from.is_dir() {
             return Err(Error::Unexpected(format!(
-                "{} is a directory in the container, and {} is none",
+                "{} is a directory in the container, and {} is not",
                 plan.target,
                 from.display()
             )));
@@ -106,7 +106,7 @@ impl UploadPlan {
                     message,
                 });
             }
-            // Without a shell, asks as kubectl does.
+            // Without a shell, inspects the target as kubectl does.
             CommandOutput {
                 exit: CommandEnd::NotFound | CommandEnd::Failed(_),
                 ..
@@ -265,14 +265,14 @@ impl UploadPlan {
         let output = String::from_utf8_lossy(&stopped.stdout);
         match stopped.exit {
             CommandEnd::Disconnected(cause) => Err(disconnected(cause)),
-            // The next attempt may find it gone.
+            // The writer may have ended by the next attempt.
             CommandEnd::Success if output.split_whitespace().any(|it| it == reply::BUSY) => {
                 let pid = writer.pid();
                 Err(disconnected(format!(
-                    "process {pid} is still writing there"
+                    "process {pid} is still writing to the target"
                 )))
             }
-            // If no command can be run there, the next one reports it.
+            // If no command can be run in the container, the next command reports that.
             _ => Ok(()),
         }
     }
@@ -297,7 +297,7 @@ impl UploadPlan {
         self.writer.clear();
     }
 
-    /// Whether it goes to a new directory, which contains nothing else.
+    /// Whether the upload is staged in a new directory, which contains nothing else.
     pub(super) fn is_staged(&self) -> bool {
         self.stage.is_some()
     }

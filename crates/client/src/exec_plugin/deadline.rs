@@ -37,7 +37,7 @@ impl Deadline {
         *current = timeout.max(*current);
     }
 
-    /// Whether no caller waits any more.
+    /// Whether the deadline has passed for all callers.
     pub(super) fn has_expired(&self) -> bool {
         self.instant() <= Instant::now()
     }

@@ -11,17 +11,17 @@ use super::process::lossy_text;
 use crate::error::Error;
 use crate::kubeconfig::{Cluster, Exec, InteractiveMode};
 
-/// What reads standard input instead of plugins, if anything does.
+/// The reader for which standard input is reserved, if there is one.
 static STDIN_RESERVED_BY: OnceLock<&'static str> = OnceLock::new();
 
 /// Reserves standard input: no plugin may read it from now on. `by` names the reader, for the
 /// error of plugins with `interactiveMode: Always`.
 pub fn reserve_stdin(by: &'static str) {
-    // The first reservation stays: its reason is as good.
+    // The first reservation stays.
     let _ = STDIN_RESERVED_BY.set(by);
 }
 
-/// What standard input is.
+/// The kind of standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stdin {
     /// A terminal.

@@ -1,6 +1,6 @@
-//! The client's lock file (KEP-2718, "Proxy Shutdown"). The client holds the lock until its
-//! process ends, even if it is killed; a plugin that acquires the lock knows that its client is
-//! gone.
+//! The client's lock file (KEP-2718, "Proxy Shutdown"). The client holds the lock until its process
+//! ends, even if it is killed; a plugin that acquires the lock can conclude that its client has
+//! ended.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::OFlags;
-
-use crate::private_dir::{
-    self, DirUse, create_private_dir, create_private_file, is_same_file, open_no_follow,
+use skewbridge_private_files::{
+    DirUse, create_private_dir, create_private_file, is_same_file, open_no_follow,
     runtime_directories,
 };
 
@@ -140,7 +139,7 @@ fn remove(path: &Path) {
 /// Removes lock directories of killed clients that their plugins did not remove: those
 /// with a free lock.
 fn sweep(parent: &Path) {
-    private_dir::sweep(parent, DIR_PREFIX, |entry, _| {
+    skewbridge_private_files::sweep(parent, DIR_PREFIX, |entry, _| {
         let path = entry.path().join(FILE_NAME);
         match open_no_follow(&path, OFlags::empty()) {
             Ok(file) => match file.try_lock() {

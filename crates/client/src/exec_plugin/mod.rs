@@ -7,7 +7,7 @@
 //! credential for the cluster, or the address of a proxy that has one.
 //!
 //! An [`Endpoint`](crate::Endpoint) runs the plugin of its user. A stream that it opens has a
-//! [`ConnectionCredential`], which says whether the stream may be used for further requests:
+//! [`ConnectionCredential`], which shows whether the stream may be used for further requests:
 //!
 //! ```no_run
 //! use skewbridge_client::Endpoint;

@@ -98,7 +98,7 @@ pub(crate) struct IssuedCredential {
     /// The cluster answered 401. As in client-go, the plugin is then run again.
     unauthorized: AtomicBool,
     route: Route,
-    /// The process that is the proxy, started one or found a running one.
+    /// The process that is the proxy, started the proxy, or found a running one.
     running: Option<Arc<RunningPlugin>>,
 }
 

@@ -8,7 +8,7 @@ use crate::Secret;
 use crate::kubeconfig::{Cluster, Exec, PemSource, Target, User};
 use crate::transport::CaRoots;
 
-/// Environment variables that a plugin or its proxy may use beside our input.
+/// Environment variables, other than `KUBERNETES_EXEC_INFO`, that a plugin or its proxy may use.
 const PROXY_VARIABLES: [&str; 8] = [
     "HTTP_PROXY",
     "http_proxy",
@@ -115,7 +115,7 @@ mod tests {
         let none = plugin_in_env(&[]);
         assert!(Arc::ptr_eq(&none, &plugin_in_env(&[])));
         let other = plugin_in_env(&[("LANG", "C")]);
-        assert!(Arc::ptr_eq(&none, &other), "what has nothing to do with it");
+        assert!(Arc::ptr_eq(&none, &other), "an unrelated variable");
         let mut all = vec![none];
         for name in PROXY_VARIABLES {
             for value in ["http://one.invalid:1", "http://two.invalid:1", ""] {

@@ -1,4 +1,4 @@
-//! One run of a plugin: from its start to its output, and on while it serves as a proxy.
+//! One run of a plugin: from its start to its output and, if it serves as a proxy, to its end.
 
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +32,7 @@ const OUTPUT_CAPACITY_BYTES: usize = 64 * 1024;
 /// How much is read from a pipe at once.
 const READ_CHUNK_BYTES: usize = 8 * 1024;
 
-/// After this delay a plugin's stderr is shown as it comes: the plugin may be prompting the
+/// After this delay a plugin's stderr is shown as it is printed: the plugin may be prompting the
 /// user.
 const STDERR_DISPLAY_DELAY: Duration = Duration::from_secs(2);
 
@@ -40,8 +40,8 @@ const STDERR_DISPLAY_DELAY: Duration = Duration::from_secs(2);
 /// open; and how long a plugin that printed no credential has to exit with an error code.
 const EXIT_GRACE: Duration = Duration::from_secs(1);
 
-/// How often the pipes and the process are polled after that, for output that is already there:
-/// on a busy machine our timer may fire first. Two full pipes are 16 chunks.
+/// How often the pipes and the process are polled after that, for output that has already been
+/// written: on a busy machine the timer of the client may fire first. Two full pipes are 16 chunks.
 const FINAL_POLLS: usize = 24;
 
 /// A plugin that returned its predecessor's URL and still runs after this time has replaced it.
@@ -309,7 +309,7 @@ fn offers_proxy(credential: &ExecCredential) -> bool {
     status.is_some_and(|status| status.proxy_config.is_some())
 }
 
-/// How many bytes came. No more follow after 0 or an error.
+/// The number of bytes read. No more follow after 0 or an error.
 async fn read(from: &mut Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) -> usize {
     match from {
         Some(pipe) => {

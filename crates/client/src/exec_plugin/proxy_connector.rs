@@ -47,8 +47,8 @@ pub(crate) struct ProxyConnector {
 /// Why there is no connection.
 #[derive(Debug)]
 pub(crate) enum ProxyConnectError {
-    /// Nothing listens, the proxy is just exiting, or another program has taken its port: the
-    /// plugin has to run again.
+    /// No program listens, the proxy is exiting, or another program has taken its port: the plugin
+    /// has to run again.
     Gone(String),
     /// Running the plugin again would not help.
     Unusable(String),
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_listener_on_a_loopback_port_may_be_another_program() {
+    async fn an_unresponsive_listener_on_a_loopback_port_may_be_another_program() {
         let ca = Ca::new("plugin");
         let leaf = ca.client("client", &[]);
         let certificate = Certificate {

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-/// How much of it an error repeats: the last lines, where the cause is.
+/// How much of the stderr an error repeats: the last lines, which usually have the cause.
 const MAX_TAIL_BYTES: usize = 4096;
 
 /// The tail of a plugin's stderr, and whether the user has seen it.
@@ -18,7 +18,7 @@ enum DisplayMode {
     /// Held back in case the plugin fails soon: then the error repeats it.
     #[default]
     Deferred,
-    /// Shown as it comes: a slow plugin may be prompting the user.
+    /// Shown as it is printed: a slow plugin may be prompting the user.
     Immediate,
     /// Not shown: the plugin has become a proxy, and the terminal belongs to another program.
     Suppressed,
@@ -72,7 +72,7 @@ impl StderrCapture {
     }
 }
 
-/// Prints a note for the user, where no caller can return it.
+/// Prints a note for the user, in places from which no caller could return it.
 pub(super) fn print_note(text: &str) {
     write_stderr(format!("{text}\n").as_bytes());
 }

@@ -269,7 +269,7 @@ impl RawUser {
         };
         let provider = self.auth_provider.map(|provider| {
             let name = provider.name;
-            format!("auth-provider {name:?} is no longer supported, by kubectl neither; use exec")
+            format!("auth-provider {name:?} is no longer supported, also not by kubectl; use exec")
         });
         Ok(User {
             client_certificate: pem_source(

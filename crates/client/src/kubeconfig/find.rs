@@ -184,7 +184,7 @@ mod tests {
             error.starts_with("context \"three\" does not exist in "),
             "{error}"
         );
-        assert!(error.ends_with("second; there is: one, two"), "{error}");
+        assert!(error.ends_with("second; available: one, two"), "{error}");
     }
 
     #[test]

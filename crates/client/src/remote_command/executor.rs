@@ -206,7 +206,7 @@ impl Executor for FallbackExecutor {
     }
 }
 
-/// Whether there are stdin, stdout and stderr.
+/// Which of stdin, stdout and stderr the request has.
 fn channels(options: Options) -> [bool; 3] {
     [Channel::Stdin, Channel::Stdout, Channel::Stderr].map(|channel| options.has(channel))
 }

@@ -154,7 +154,7 @@ impl Drop for RemoteProcess {
     fn drop(&mut self) {
         self.task.abort();
         self.buffers.end(ExitStatus::Disconnected(Disconnected {
-            cause: "it was dropped".to_owned(),
+            cause: "the command was dropped".to_owned(),
             sent: 0,
             unsent: 0,
             received: 0,

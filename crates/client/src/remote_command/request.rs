@@ -12,7 +12,7 @@ const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC
 
 /// A command to run in a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[allow(clippy::struct_excessive_bools)] // as the API has them
+#[allow(clippy::struct_excessive_bools)] // the fields of the API
 pub struct ExecRequest {
     /// The pod's namespace.
     pub namespace: String,
@@ -34,7 +34,7 @@ pub struct ExecRequest {
 
 /// A running container process to attach to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[allow(clippy::struct_excessive_bools)] // as the API has them
+#[allow(clippy::struct_excessive_bools)] // the fields of the API
 pub struct AttachRequest {
     /// The pod's namespace.
     pub namespace: String,

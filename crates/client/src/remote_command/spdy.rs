@@ -92,7 +92,7 @@ impl Session<'_> {
                         Output::Stdout | Output::Error => OutputStream::Stdout,
                     };
                     self.buffers.push_output(output_stream, data);
-                    // There may be room for more of it.
+                    // The buffer may have room for more output.
                     self.node.drive(cx);
                 }
                 ExecEvent::Ended(verdict) => return Poll::Ready(verdict),

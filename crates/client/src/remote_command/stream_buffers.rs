@@ -23,8 +23,8 @@ const MAX_APPENDED_BYTES: usize = 4 * 1024;
 /// How much of an output is buffered for its reader.
 const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 
-/// In how many chunks: a command that writes byte by byte must not fill our memory with
-/// per-chunk overhead.
+/// In how many chunks: a command that writes byte by byte must not fill the memory of the client
+/// with per-chunk overhead.
 const MAX_OUTPUT_CHUNKS: usize = 256;
 
 /// How many terminal sizes are queued; further ones replace the last.

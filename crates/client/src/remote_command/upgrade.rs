@@ -105,9 +105,9 @@ pub(crate) async fn spdy(
 /// Whether a request may be repeated that the server may have received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RetrySafety {
-    /// Yes: connections to ports are opened later.
+    /// It may be repeated: connections to ports are opened later.
     Idempotent,
-    /// No: a command would run twice.
+    /// It must not be repeated: a command would run twice.
     NotIdempotent,
 }
 

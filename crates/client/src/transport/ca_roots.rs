@@ -9,7 +9,7 @@ pub enum CaRoots {
     Pem(Vec<u8>),
     /// Certificates signed by the system's CAs.
     System,
-    /// All certificates: nothing is verified.
+    /// All certificates: no certificate is verified.
     SkipVerification,
 }
 

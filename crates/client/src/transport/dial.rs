@@ -89,7 +89,7 @@ impl Dialer {
             (stream, leftover) if leftover.is_empty() => Ok(stream),
             _ => Err(Error::NotHttp {
                 server,
-                cause: "it sends data before the first request".to_owned(),
+                cause: "the server sends data before the first request".to_owned(),
             }),
         }
     }

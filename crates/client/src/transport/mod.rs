@@ -1,6 +1,6 @@
 //! Byte streams to an address: TCP, directly or through a proxy (HTTP CONNECT, SOCKS5), and TLS.
 //!
-//! A [`Dialer`] opens them for one server. [`CaRoots`] says which certificates are trusted. This
+//! A [`Dialer`] opens them for one server. [`CaRoots`] selects which certificates are trusted. This
 //! layer does not authenticate and does not know HTTP requests: an
 //! [`Endpoint`](crate::api_server::Endpoint) does.
 //!

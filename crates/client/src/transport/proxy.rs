@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use bytes::BytesMut;
 use http::{StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use skewbridge_http_engine::http_connect::{ConnectError, InvalidResponse, http_connect};
+use skewbridge_http_engine::http_connect::{InvalidResponse, TunnelError, http_connect};
 use tokio::io::{AsyncRead, AsyncWrite};
 use zeroize::Zeroizing;
 
@@ -43,7 +43,7 @@ impl Proxy {
             "http" | "https" => (scheme, false),
             // SOCKS itself has no TLS.
             "socks5" | "socks5h" => ("http", true),
-            _ => return Err("it is neither http, https nor socks5".to_owned()),
+            _ => return Err("its scheme is neither http, https nor socks5".to_owned()),
         };
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (user, host) = match authority.rsplit_once('@') {
@@ -118,18 +118,18 @@ impl Proxy {
         let authorization = authorization.as_ref().map(Secret::expose);
         let connected = http_connect(io, to, authorization).await;
         connected.map_err(|error| match error {
-            ConnectError::Io(error) => format!("ended the connection: {error}"),
-            ConnectError::Closed => {
+            TunnelError::Io(error) => format!("ended the connection: {error}"),
+            TunnelError::Closed => {
                 "ended the connection instead of an answer to CONNECT".to_owned()
             }
-            ConnectError::Refused(StatusCode::PROXY_AUTHENTICATION_REQUIRED) => {
-                "wants a user and a password (407); put them into its URL".to_owned()
+            TunnelError::Refused(StatusCode::PROXY_AUTHENTICATION_REQUIRED) => {
+                "requires a user and a password (407); put them into its URL".to_owned()
             }
-            ConnectError::Refused(status) => format!("answered {} to CONNECT", status.as_u16()),
-            ConnectError::InvalidResponse(InvalidResponse::Head(error)) => {
+            TunnelError::Refused(status) => format!("answered {} to CONNECT", status.as_u16()),
+            TunnelError::InvalidResponse(InvalidResponse::Head(error)) => {
                 format!("does not answer in HTTP/1.1: {error}")
             }
-            ConnectError::InvalidResponse(_) => "does not answer in HTTP/1.1".to_owned(),
+            TunnelError::InvalidResponse(_) => "does not answer in HTTP/1.1".to_owned(),
         })
     }
 }

@@ -40,7 +40,7 @@ pub(crate) enum ServerTrust<'a> {
     System,
     /// By these CAs, in PEM, and the system's CAs, if it has any.
     SystemAndPem(&'a [u8]),
-    /// Not at all.
+    /// The certificate is not verified.
     SkipVerification,
 }
 
@@ -171,7 +171,7 @@ pub(crate) fn explain(error: &std::io::Error) -> String {
             "x509: certificate is not yet valid; is the clock right?".to_owned()
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            format!("x509: {cause}; tls-server-name says which name to expect")
+            format!("x509: {cause}; tls-server-name sets the expected name")
         }
         other => format!("x509: {other}"),
     }

@@ -18,7 +18,8 @@ struct Disk {
 }
 
 impl Disk {
-    /// Mounting needs root, and is not possible everywhere: otherwise the reason is printed.
+    /// Mounts a file system of this size. Mounting needs root and is not possible on every machine:
+    /// if it fails, the reason is printed and the test is skipped.
     fn of(bytes: usize) -> Option<Self> {
         let disk = Self {
             scratch: ScratchDir::new(),
@@ -30,7 +31,7 @@ impl Disk {
         if mounted.is_ok_and(|mounted| mounted.success()) {
             return Some(disk);
         }
-        eprintln!("left out: a disk cannot be mounted here");
+        eprintln!("skipped: a disk cannot be mounted here");
         None
     }
 

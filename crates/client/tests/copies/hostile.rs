@@ -86,7 +86,7 @@ fn archives(outside: &Path) -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ),
         (
             "rubbish",
-            b"this is no archive at all".repeat(100),
+            b"this is not an archive".repeat(100),
             "tar contents corrupted",
         ),
     ]
@@ -185,7 +185,7 @@ async fn an_archive_without_its_end_marker_is_not_a_success() {
         .await
         .unwrap_err();
     assert!(error.to_string().contains("has no end"), "{error}");
-    // A failing tar is reported although everything seems to be there.
+    // A failing tar is reported although the archive is complete.
     write_end(&mut archive);
     let container = malicious_container(
         &archive,

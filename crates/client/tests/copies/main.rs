@@ -187,8 +187,7 @@ async fn a_connection_lost_at_any_byte_is_never_a_success() {
             "{bytes}: {error}"
         );
         no_leftovers(&container);
-        // Either the target does not exist, or everything came and only the exit status was
-        // lost.
+        // Either the target does not exist, or all files arrived and only the exit status was lost.
         let new = container.root().join("new");
         if new.exists() {
             assert_eq!(listing(&new), listing(&from), "{bytes}");

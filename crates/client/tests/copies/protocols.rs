@@ -1,4 +1,4 @@
-//! Copies over the pods of pods, with lost connections.
+//! Copies to and from pods over both protocols, with lost connections.
 
 use std::sync::Arc;
 

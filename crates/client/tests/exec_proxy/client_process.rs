@@ -13,7 +13,7 @@ use crate::fixture::{Fixture, TIMEOUTS, get};
 const MAX_LIFETIME: Duration = Duration::from_mins(5);
 
 #[test]
-#[ignore = "it is executed by the other tests"]
+#[ignore = "the other tests execute it"]
 fn a_client() {
     let Ok(config) = std::env::var("CLIENT_KUBECONFIG") else {
         return;

@@ -85,7 +85,7 @@ async fn a_plugin_without_output_is_named_with_its_user() {
         let error = error_of(&fixture, &Fixture::script(script), TIMEOUTS).await;
         assert!(error.contains(expected), "{script}: {error}");
     }
-    // That it fails in time for its exit code to be read is not certain.
+    // Whether it exits in time for its exit code to be read is not certain.
     let error = error_of(&fixture, &Fixture::script("echo oops; exit 2"), TIMEOUTS).await;
     assert!(
         error.contains("failed with exit status: 2")
@@ -151,10 +151,10 @@ async fn a_proxy_that_does_not_listen_causes_one_more_exec_and_then_an_error() {
             },
         })
     };
-    let silent = ReservedPort::new();
+    let unresponsive = ReservedPort::new();
     for url in [
         format!("unix://{}/nobody", fixture.dir.path().display()),
-        format!("https://{}", silent.addr()),
+        format!("https://{}", unresponsive.addr()),
     ] {
         let file = fixture.dir.write("document", document(&status(&url)));
         let count = fixture.dir.write("count", "");

@@ -26,7 +26,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 const MAX_LIFETIME: Duration = Duration::from_mins(5);
 
 #[test]
-#[ignore = "it is executed by the other tests"]
+#[ignore = "the other tests execute it"]
 fn a_plugin() {
     let Ok(dir) = std::env::var("PLUGIN_DIR") else {
         return;

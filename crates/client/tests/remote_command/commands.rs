@@ -78,7 +78,7 @@ async fn unread_output_blocks_the_command() {
         let script = format!("head -c {} /dev/zero", 4 * PAYLOAD_BYTES);
         let mut process = executor.start(&shell(&script)).await.unwrap();
         let mut stdout = process.stdout.take().unwrap();
-        // It has begun, and cannot end.
+        // The command has begun, and cannot end.
         assert!(stdout.next_chunk().await.unwrap().is_some());
         let waiting = timeout(Duration::from_millis(200), process.wait()).await;
         assert!(waiting.is_err(), "{waiting:?}");

@@ -95,7 +95,7 @@ async fn a_crashed_server_is_reported_with_the_delivered_bytes() {
 }
 
 /// Accepts every upgrade, and sends nothing more.
-async fn silent_server(
+async fn unresponsive_server(
     grant: fn(&str) -> String,
 ) -> (std::net::SocketAddr, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -139,7 +139,7 @@ fn granted(head: &str) -> String {
 
 #[tokio::test]
 async fn an_unresponsive_server_is_detected() {
-    let (addr, task) = silent_server(granted).await;
+    let (addr, task) = unresponsive_server(granted).await;
     let endpoint = endpoint_at(addr).await;
     let keep_alive = KeepAlive {
         interval: Duration::from_millis(50),
@@ -163,9 +163,10 @@ async fn an_unresponsive_server_is_detected() {
 
 #[tokio::test]
 async fn a_protocol_violation_ends_the_connection() {
-    let (addr, task) =
-        silent_server(|head| granted(head) + "\u{80}nonsense and more of it, as long as a frame")
-            .await;
+    let (addr, task) = unresponsive_server(|head| {
+        granted(head) + "\u{80}nonsense and more of it, as long as a frame"
+    })
+    .await;
     let endpoint = endpoint_at(addr).await;
     let executors: [Box<dyn Executor>; 2] = [
         Box::new(WebSocketExecutor::new(endpoint.clone())),

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// Cargo builds examples beside the tests, but does not tell where.
+/// Cargo builds examples beside the tests, but gives no variable with their path.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let target = test.parent().unwrap().parent().unwrap();
@@ -42,7 +42,10 @@ async fn running_a_command() {
 #[tokio::test]
 async fn copying_a_file() {
     let (pods, dir) = (Pods::start().await, ScratchDir::new());
-    let from = dir.write("from", "what is copied").display().to_string();
+    let from = dir
+        .write("from", "the copied content")
+        .display()
+        .to_string();
     let to = dir.path().join("to");
     let copying = command("copy_a_file", &pods, &dir)
         .args(["web", &from])
@@ -50,8 +53,8 @@ async fn copying_a_file() {
         .output();
     let output = timeout(TEST_TIMEOUT, copying).await.unwrap().unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(output.stdout, b"14 bytes\n");
-    assert_eq!(std::fs::read(to).unwrap(), b"what is copied");
+    assert_eq!(output.stdout, b"18 bytes\n");
+    assert_eq!(std::fs::read(to).unwrap(), b"the copied content");
 }
 
 #[tokio::test]

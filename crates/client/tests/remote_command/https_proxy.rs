@@ -23,7 +23,7 @@ enum ProxyBehavior {
     RejectsWebSocket,
     /// Forwards a WebSocket request, and drops the response.
     DropsWebSocketResponse,
-    /// Forwards a WebSocket request, and answers with something else.
+    /// Forwards a WebSocket request, and answers with bytes that are not HTTP.
     SendsGarbage,
     /// Refuses the first tunnel, and opens later ones.
     RejectsFirst,
@@ -181,7 +181,7 @@ async fn no_command_is_requested_twice_when_the_response_was_lost() {
 #[tokio::test]
 async fn a_proxy_is_verified_with_the_clusters_cas_and_its_own_name() {
     let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
-    let untrusted = proxy(&Ca::new("stranger"), ProxyBehavior::Tunnels, pods.addr()).await;
+    let untrusted = proxy(&Ca::new("untrusted"), ProxyBehavior::Tunnels, pods.addr()).await;
     let leaf = ca.server(&["elsewhere.example"]);
     let to = pods.addr();
     let elsewhere = ScriptedServer::start(&leaf, None, &["http/1.1"], move |conn| {

@@ -177,7 +177,7 @@ async fn a_port_without_a_listener_resets_the_local_connection() {
 }
 
 #[tokio::test]
-async fn all_streams_notice_a_lost_pod() {
+async fn a_lost_pod_ends_all_streams() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
     let mut streams = Vec::new();

@@ -22,7 +22,8 @@ use tokio::sync::Notify;
 /// If set to a busybox, containers use its programs instead of the system's.
 const BUSYBOX: &str = "SKEWBRIDGE_TEST_BUSYBOX";
 
-/// Its shell finds all of its programs, whatever $PATH is, and some builds have no cksum.
+/// Whether the programs are those of a busybox: its shell finds all of them regardless of $PATH,
+/// and some builds have no cksum.
 pub(crate) fn is_busybox() -> bool {
     std::env::var_os(BUSYBOX).is_some()
 }
@@ -36,9 +37,9 @@ pub(crate) enum Loss {
     Unnoticed(u64),
     /// After all input was sent; the process keeps running.
     Sent,
-    /// After this much input nothing more is accepted.
+    /// After this much input no more input is accepted.
     Stall(u64),
-    /// Everything: the command is never started.
+    /// Before the start: the command is never started.
     Everything,
     /// Only the exit status: the command has completed.
     ExitStatus,
@@ -331,7 +332,7 @@ struct LossSignals {
     outputs: Notify,
     /// All output was read or discarded.
     read: Notify,
-    /// Keeps the stdin of a process open that must not notice.
+    /// Keeps the stdin of a process open whose connection is lost without an end-of-file.
     input: Mutex<Option<tokio::process::ChildStdin>>,
 }
 

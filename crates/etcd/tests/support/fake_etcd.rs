@@ -179,17 +179,17 @@ where
     log.opened.fetch_add(1, Ordering::SeqCst);
     log.open.fetch_add(1, Ordering::SeqCst);
     let _open = OpenGuard(log.clone());
-    let (tell, mut told) = mpsc::unbounded_channel();
+    let (steps, mut next_steps) = mpsc::unbounded_channel();
     let mut calls = JoinSet::new();
     loop {
         tokio::select! {
             accepted = connection.accept() => match accepted {
                 Some(Ok((request, respond))) => {
-                    calls.spawn(call(request, respond, script.clone(), log.clone(), tell.clone()));
+                    calls.spawn(call(request, respond, script.clone(), log.clone(), steps.clone()));
                 }
                 _ => return,
             },
-            Some(step) = told.recv() => match step {
+            Some(step) = next_steps.recv() => match step {
                 Step::Freeze => std::future::pending().await,
                 Step::GoAway => connection.graceful_shutdown(),
                 _ => return,
@@ -203,7 +203,7 @@ async fn call(
     mut respond: SendResponse<Bytes>,
     script: Arc<Script>,
     log: Arc<CallLog>,
-    tell: mpsc::UnboundedSender<Step>,
+    steps: mpsc::UnboundedSender<Step>,
 ) {
     let (head, mut body) = request.into_parts();
     assert_eq!(head.headers["content-type"], "application/grpc");
@@ -250,7 +250,7 @@ async fn call(
                 let _ = stream.as_mut().unwrap().send_data(Bytes::new(), true);
             }
             Step::Hang => std::future::pending().await,
-            Step::Freeze | Step::Disconnect | Step::GoAway => tell.send(step).unwrap(),
+            Step::Freeze | Step::Disconnect | Step::GoAway => steps.send(step).unwrap(),
         }
     }
 }

@@ -25,7 +25,7 @@ impl Default for Activity {
     }
 }
 
-/// A request is in flight while this lives.
+/// A request is in flight until this guard is dropped.
 #[derive(Debug)]
 pub(crate) struct ActivityGuard(Activity);
 
@@ -55,7 +55,7 @@ impl Activity {
     }
 
     fn with<T>(&self, update: impl FnOnce(&mut State) -> T) -> T {
-        // Nothing that panics is done under this lock.
+        // No code that can panic runs under this lock.
         update(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -1,4 +1,4 @@
-//! Memory for bodies that signers see as a whole, bounded for all of them together.
+//! Memory for bodies that signers need as a whole, bounded for all of them together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl BodyBudget {
     }
 
     /// This many bytes, all at once: two requests that each have half of what they need would wait
-    /// for each other. None if they do not become free in time.
+    /// for each other. `None` if they do not become free in time.
     pub(super) async fn acquire(&self, bytes: usize) -> Option<BudgetPermit> {
         let available = self
             .available

@@ -25,7 +25,7 @@ use crate::modifier::BoxFuture;
 ///     fn dial(&self, _: ProtocolOffer) -> BoxFuture<'_, Result<DialedStream, ConnectError>> {
 ///         Box::pin(async {
 ///             let stream = tokio::net::UnixStream::connect(&self.0).await;
-///             let stream = stream.map_err(|error| ConnectError::new(format!("no plugin: {error}")))?;
+///             let stream = stream.map_err(|error| ConnectError::new(format!("no proxy: {error}")))?;
 ///             Ok(DialedStream { stream: Box::new(stream), protocol: Protocol::Http1, credential: None })
 ///         })
 ///     }
@@ -38,15 +38,15 @@ pub trait Dial: Send + Sync + 'static {
 
 /// A stream to the server.
 pub struct DialedStream {
-    /// Its bytes.
+    /// The byte stream.
     pub stream: Stream,
-    /// What is spoken on it.
+    /// The negotiated protocol.
     pub protocol: Protocol,
     /// The credential it was opened with, where that can become invalid.
     pub credential: Option<Arc<dyn CredentialState>>,
 }
 
-/// The credential that a connection was opened with: a certificate that expires, say.
+/// The credential that a connection was opened with: for example a certificate that expires.
 pub trait CredentialState: Send + Sync + 'static {
     /// Whether further requests may be sent on the connection. Requests in flight are not
     /// touched.

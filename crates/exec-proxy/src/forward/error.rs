@@ -29,13 +29,14 @@ pub(crate) enum ForwardError {
     )]
     BodyBudgetExhausted { modifier: String },
     #[error(
-        "{modifier} needs the whole body of a request, and nothing more of it has come for {} s",
+        "{modifier} needs the whole body of a request, and no further part of it has arrived for \
+         {} s",
         .after.as_secs()
     )]
     StalledBody { modifier: String, after: Duration },
     #[error("{modifier}: {cause}")]
     Modifier { modifier: String, cause: String },
-    /// No connection: the server has seen nothing.
+    /// No connection: the server has received nothing.
     #[error("{0}")]
     Unreachable(String),
     /// The server is known not to have processed the request.
@@ -86,7 +87,7 @@ impl ForwardError {
     /// The response in the client's negotiated error format.
     pub(super) fn response(&self, request: &HeaderMap) -> Response<Bytes> {
         let mut response = error_response::status(&self.status(), negotiate_error_format(request));
-        if asks_for_aggregated_discovery(request) {
+        if requests_aggregated_discovery(request) {
             *response.body_mut() = Bytes::from(self.to_string());
             let length = response.body().len();
             let headers = response.headers_mut();
@@ -100,7 +101,7 @@ impl ForwardError {
 
 /// Whether a client requests aggregated discovery. client-go does not decode a Status there:
 /// kubectl prints the body of a text/plain response, and `unknown` for any other.
-fn asks_for_aggregated_discovery(request: &HeaderMap) -> bool {
+fn requests_aggregated_discovery(request: &HeaderMap) -> bool {
     let mut accepted = request.get_all(ACCEPT).iter();
     accepted.any(|value| {
         let value = String::from_utf8_lossy(value.as_bytes());

@@ -77,7 +77,7 @@ const MAX_ATTEMPTS: u32 = 2;
 /// Before the second retry; doubled for each further one.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(2);
 
-/// The stall timeout of clients that have not authenticated. There are none.
+/// The stall timeout of clients that have not authenticated. The forwarder has no such clients.
 const UNAUTHENTICATED_STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the server may send on one HTTP/2 stream before the client has taken it. Servers may be
@@ -98,8 +98,8 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Sends requests over connections of `dial`, with `authority` as `Host` whatever the client sent,
-    /// after applying `modifiers` in order.
+    /// Sends requests over connections of `dial` after applying `modifiers` in order. `authority`
+    /// replaces the client's `Host`.
     pub fn new(
         dial: impl Dial,
         authority: Authority,
@@ -110,7 +110,7 @@ impl Forwarder {
             .unwrap_or_else(|_| HeaderValue::from_static("kubernetes"));
         let config = PoolConfig {
             max_idle_connections: MAX_IDLE_CONNECTIONS,
-            // Opening it may have required a touch of a hardware key.
+            // Opening a connection may have required a touch of a hardware key.
             finish_cancelled_connects: true,
             h2_stream_window_bytes: H2_STREAM_WINDOW_BYTES,
             mirrors_close: false,
@@ -312,8 +312,8 @@ impl Forwarder {
         }
     }
 
-    /// Runs each modifier. Headers of the connection are not theirs to set. `body` is none where
-    /// it is streamed.
+    /// Runs each modifier. They cannot set headers of the connection. `body` is `None` if it is
+    /// streamed.
     async fn modify(
         &self,
         head: &mut Parts,
@@ -603,8 +603,8 @@ mod tests {
             };
             let status = String::from_utf8_lossy(&status).into_owned();
             assert!(status.contains("\"code\":408"), "{status}");
-            let words = "signer needs the whole body of a request, and nothing more of it has \
-                         come for 30 s";
+            let words = "signer needs the whole body of a request, and no further part of it has \
+                         arrived for 30 s";
             assert!(status.contains(words), "{status}");
             assert!(begun.elapsed() <= BODY_IDLE_TIMEOUT + Duration::from_secs(1));
             assert!(

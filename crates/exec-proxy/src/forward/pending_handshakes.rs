@@ -1,6 +1,5 @@
-//! TLS handshakes that are pending. Every user of the machine can reach a port of loopback:
-//! clients that begin handshakes and do not complete them must not keep out the client that has a
-//! certificate.
+//! TLS handshakes that are pending. Every user of the machine can reach a port of loopback: clients
+//! that begin handshakes and do not complete them must not block the client that has a certificate.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -128,7 +127,7 @@ impl PendingHandshakes {
         let own_uid = rustix::process::geteuid().as_raw();
         self.pending.retain(|it| {
             let owner = it.addrs.and_then(|addrs| owners.of(addrs.client));
-            // Root is not kept out: it could read the keys anyway.
+            // Root is not rejected: it could read the keys anyway.
             let is_other_user = owner.is_some_and(|uid| uid != own_uid && uid != 0);
             if is_other_user {
                 it.task.abort();

@@ -84,8 +84,8 @@ pub(crate) fn is_same_user(stream: &tokio::net::UnixStream) -> bool {
 
 /// Serves clients until `shutdown` is ready; then aborts all requests in flight.
 ///
-/// `tls` has the serving certificate and the CA of client certificates. Its ALPN protocols
-/// decide what is spoken: [`ProtocolOffer::alpn`](super::ProtocolOffer::alpn) has them.
+/// `tls` has the serving certificate and the CA of client certificates. Its ALPN protocols decide
+/// the HTTP version: [`ProtocolOffer::alpn`](super::ProtocolOffer::alpn) returns them.
 pub async fn serve(
     listener: Listener,
     tls: Arc<ServerConfig>,

@@ -14,8 +14,9 @@ use tokio::time::timeout;
 
 use super::{Forwarder, Listener, serve};
 
-/// Serves clients on a dedicated thread, which is enough for one user's requests. What blocks it
-/// (a secret on a disk that hangs, say) does not block the task that waits for shutdown.
+/// Serves clients on a dedicated thread, which is enough for one user's requests. Code that blocks
+/// the thread (such as reading a secret from a disk that hangs) does not block the task that waits
+/// for shutdown.
 #[derive(Debug)]
 pub struct ServerThread {
     /// Stops the thread when it is dropped.

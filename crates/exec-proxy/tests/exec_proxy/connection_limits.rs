@@ -45,8 +45,8 @@ async fn a_connection_of_another_user_is_closed_before_a_byte_is_read() {
         forwarder,
         std::future::pending(),
     ));
-    let ours = connect(path.clone(), None).await;
-    assert_eq!(ours, ConnectResult::Alert);
+    let same_user = connect(path.clone(), None).await;
+    assert_eq!(same_user, ConnectResult::Alert);
     let others = connect(path, Some(other)).await;
     assert_eq!(others, ConnectResult::Closed);
     task.abort();
@@ -83,7 +83,7 @@ async fn connect(path: std::path::PathBuf, uid: Option<u32>) -> ConnectResult {
 }
 
 /// Connections that send nothing, as this or another user.
-fn silent_connections(to: std::net::SocketAddr, count: usize, uid: Option<u32>) -> Vec<TcpStream> {
+fn idle_connections(to: std::net::SocketAddr, count: usize, uid: Option<u32>) -> Vec<TcpStream> {
     let opened = std::thread::spawn(move || {
         if let Some(uid) = uid {
             rustix::thread::set_thread_uid(Uid::from_raw(uid)).unwrap();
@@ -114,7 +114,7 @@ async fn most_idle_connections_of_another_user_are_closed() {
     let server =
         ApiServer::start(Options::new(ca.server(&["127.0.0.1"])), |_| Reply::new(200)).await;
     let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
-    let others = silent_connections(fixture.addr, 100, Some(other));
+    let others = idle_connections(fixture.addr, 100, Some(other));
     let mut closed = 0;
     // The rest stays below the limit of pending handshakes.
     eventually("connections closed", TEST_TIMEOUT, async || {
@@ -135,12 +135,12 @@ async fn handshakes_that_never_complete_do_not_block_other_clients() {
     let to = fixture.addr;
     let watch = Stopwatch::start();
     // More than the limit of pending handshakes.
-    let silent = tokio::task::spawn_blocking(move || silent_connections(to, 300, None));
-    let silent = silent.await.unwrap();
+    let idle = tokio::task::spawn_blocking(move || idle_connections(to, 300, None));
+    let idle = idle.await.unwrap();
     assert_eq!(fixture.h2().await.get("/").await.unwrap().status, 200);
     // The handshake timeout is 10 s: other clients do not wait for it.
     let limit = Duration::from_secs(8);
-    let closed = async || is_closed(&silent[0]);
+    let closed = async || is_closed(&idle[0]);
     watch
         .within(limit, "the oldest connection closed", closed)
         .await;

@@ -104,7 +104,7 @@ async fn a_client_without_a_certificate_of_this_process_is_rejected() {
     let server = server(&ca, &H2_AND_H1).await;
     let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
     if let Ok(mut client) = fixture.untrusted_client().http1(fixture.addr).await {
-        // With TLS 1.3 the client notices the rejection only now.
+        // With TLS 1.3 the client detects the rejection only now.
         let _ = client.send("GET / HTTP/1.1\r\nHost: k\r\n\r\n").await;
         assert!(client.read_response().await.is_err());
     }
@@ -112,7 +112,7 @@ async fn a_client_without_a_certificate_of_this_process_is_rejected() {
 }
 
 #[tokio::test]
-async fn a_modifier_sees_the_request_and_changes_its_headers() {
+async fn a_modifier_gets_the_request_and_changes_its_headers() {
     let ca = Ca::new("cluster");
     let server = server(&ca, &H2_AND_H1).await;
     let host = server.addr();
@@ -286,7 +286,7 @@ async fn a_connection_with_an_expired_certificate_is_not_reused() {
         let options = Options::new(ca.server(&["localhost", "127.0.0.1"])).alpn(alpn);
         let server = ApiServer::start(options, |seen| match seen.path() {
             "/refused" => Reply::new(401),
-            "/workload/login" => Reply::new(401).body("who are you?"),
+            "/workload/login" => Reply::new(401).body("log in first"),
             "/workload/server" => Reply::new(401).body(UNAUTHORIZED),
             "/workload/long" => Reply::new(401).body(vec![b' '; 100_000]),
             _ => Reply::json("{}"),
@@ -469,8 +469,8 @@ async fn writes_are_never_retried_and_reads_are_retried_where_it_is_safe() {
 #[tokio::test]
 async fn connection_errors_name_the_server() {
     let ca = Ca::new("cluster");
-    let silent = ReservedPort::new();
-    let addr = silent.addr();
+    let unresponsive = ReservedPort::new();
+    let addr = unresponsive.addr();
     let fixture = ForwarderFixture::start(addr, &ca, Vec::new()).await;
     let response = fixture.h2().await.get("/").await.unwrap();
     assert_eq!(response.status, 503);

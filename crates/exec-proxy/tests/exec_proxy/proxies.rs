@@ -130,7 +130,7 @@ async fn an_https_proxy_may_have_a_certificate_of_the_clusters_ca() {
     let fixture = start_forwarder(&server, &ca, format!("https://{}", proxy.addr())).await;
     assert_eq!(fixture.h2().await.get("/").await.unwrap().status, 200);
     assert_eq!(proxy.connections(), 1);
-    let untrusted = https_proxy(&Ca::new("stranger"), server.addr()).await;
+    let untrusted = https_proxy(&Ca::new("untrusted"), server.addr()).await;
     let fixture = start_forwarder(&server, &ca, format!("https://{}", untrusted.addr())).await;
     let response = fixture.h2().await.get("/").await.unwrap();
     assert_eq!(response.status, 503);
@@ -143,7 +143,7 @@ async fn an_https_proxy_may_have_a_certificate_of_the_clusters_ca() {
 async fn an_https_proxy_is_not_verified_if_the_cluster_is_not() {
     let ca = Ca::new("cluster");
     let server = server(&ca).await;
-    let proxy = https_proxy(&Ca::new("stranger"), server.addr()).await;
+    let proxy = https_proxy(&Ca::new("untrusted"), server.addr()).await;
     let mut cluster = cluster(server.addr(), &ca);
     cluster.server = format!("https://{NAME}:6443");
     cluster.proxy_url = Some(SecretString::new(format!("https://{}", proxy.addr())));

@@ -23,7 +23,7 @@ pub struct Manager {
 
 /// The operation by which a manager owns fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs)] // their names say it
+#[allow(missing_docs)] // the names of the variants describe them
 pub enum Operation {
     Apply,
     Update,
@@ -149,9 +149,9 @@ impl Managers {
     }
 
     /// Removes fields from all managers.
-    pub(super) fn forget(&mut self, gone: &FieldSet) {
+    pub(super) fn remove_fields(&mut self, removed: &FieldSet) {
         for (_, own) in &mut self.0 {
-            *own = own.difference(gone);
+            *own = own.difference(removed);
         }
     }
 
@@ -171,11 +171,11 @@ impl Managers {
 
     /// The time is that of the last change of the applied fields.
     pub(super) fn set_applied(&mut self, writer: &FieldManager<'_>, wanted: FieldSet) {
-        let there = self
+        let position = self
             .0
             .iter_mut()
             .find(|(it, _)| it.matches(writer, Operation::Apply));
-        match there {
+        match position {
             Some((manager, fields)) => {
                 if *fields != wanted || manager.api_version != writer.api_version {
                     *manager = Manager::of(writer, Operation::Apply);
@@ -195,15 +195,15 @@ impl Managers {
                 *own = own.difference(&lost);
             }
         }
-        self.forget(&changes.removed);
+        self.remove_fields(&changes.removed);
         if new.is_empty() {
             return;
         }
-        let there = self
+        let position = self
             .0
             .iter_mut()
             .find(|(it, _)| it.matches(writer, Operation::Update));
-        match there {
+        match position {
             Some((manager, own)) => {
                 manager.time = Some(writer.now);
                 *own = own.union(&new);

@@ -1,6 +1,7 @@
-//! The configuration of a bridge: as that of `skewbridge serve` by its flags, except that
+//! The configuration of a bridge: the same as by the flags of `skewbridge serve`, except that
 //! addresses are exchanged in memory.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -8,10 +9,9 @@ use std::time::Duration;
 use rustls_pki_types::ServerName;
 use skewbridge_gateway::config::{
     Admin, ApiServerIdentity, AuthenticationConfig, BridgeUser, Config, Egress, Etcd, Features,
-    Limits, Listen, LogFormat, Logs, Peers, RegistryKind, RequestHeader, ServingTls, Shutdown,
-    Streams, TlsVersion, TranslateStreams, Upstream, UpstreamStreams,
+    Guards, Limits, Listen, LogFormat, Logs, Peers, RegistryKind, RequestHeader, ServingTls,
+    Shutdown, Streams, TlsVersion, TranslateStreams, Upstream, UpstreamStreams,
 };
-use skewbridge_k8s_api::component::GuardedComponents;
 use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_peer_directory::Identity;
 use skewbridge_peer_directory::registry::SharedMemoryRegistry;
@@ -37,6 +37,7 @@ pub(super) fn config(
             bind_address: LOOPBACK,
             secure_port: port,
             advertise_address: Some(LOOPBACK),
+            proxy_protocol_cidrs: Vec::new(),
         },
         serving: ServingTls {
             key_pair: pki.serving.clone(),
@@ -56,6 +57,8 @@ pub(super) fn config(
             port: server.port(),
             ca: pki.ca.clone(),
             server_name: ServerName::IpAddress(server.ip().into()),
+            others: Vec::new(),
+            endpoints: None,
             front_proxy: Some(pki.front_proxy.clone()),
             bridge_user: BridgeUser::default(),
         },
@@ -63,11 +66,12 @@ pub(super) fn config(
             // The servers share a host name, so the identity of the local one is configured.
             identity: ApiServerIdentity::Named(Identity::of_hostname(hostname).to_string()),
             registry: RegistryKind::Memory(exchange.clone()),
+            endpoints: false,
             ca: Some(pki.ca.clone()),
             advertise_ip: Some(LOOPBACK),
             advertise_port: None,
             cidrs: Vec::new(),
-            guarded_components: GuardedComponents::default(),
+            guards: Guards::default(),
             state_dir: None,
             etcd: Etcd::default(),
             egress: Egress::Direct,
@@ -82,6 +86,9 @@ pub(super) fn config(
         limits: Limits::default(),
         admin: Admin {
             address: SocketAddr::new(LOOPBACK, admin_port),
+            secure_address: None,
+            watch_target: None,
+            flags: BTreeMap::new(),
         },
         shutdown: Shutdown {
             delay: Duration::ZERO,
@@ -91,7 +98,7 @@ pub(super) fn config(
             verbosity: 0,
             format: LogFormat::Text,
         },
-        // There are few clients.
+        // A playground has few clients.
         workers: NonZeroUsize::MIN,
     }
 }

@@ -74,7 +74,7 @@ pub enum PkiError {
     /// Writing them failed.
     #[error("cannot write {}: {cause}", path.display())]
     Write {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// The system error.
         cause: io::Error,
@@ -82,7 +82,7 @@ pub enum PkiError {
 }
 
 impl Pki {
-    /// Generates all of them, in this directory.
+    /// Generates all certificates, in this directory.
     pub(super) fn make(directory: &Path) -> Result<Self, PkiError> {
         let ca = authority("playground-ca")?;
         let front_proxy_ca = authority("playground-front-proxy-ca")?;

@@ -9,16 +9,16 @@ use crate::status::GroupResource;
 
 /// The sample pod.
 pub const POD: &str = "web";
-/// Its port.
+/// The port of the sample pod.
 pub const POD_PORT: u16 = 8080;
 
 /// An object of an API that only the newest server has.
 const POLICY: &str = "hello";
-/// Its path.
+/// The path of that object.
 pub const POLICY_PATH: &str =
     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/hello";
 
-/// Creates them.
+/// Creates the sample objects.
 pub(super) fn create(store: &SharedStore) -> Result<(), Status> {
     let objects: [(&str, &str, &str, Value); 4] = [
         ("", "configmaps", "default", welcome()),

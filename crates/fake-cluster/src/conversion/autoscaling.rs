@@ -49,7 +49,7 @@ pub(super) fn to_v1(value: &mut Value) {
         }
         set_annotation(&mut notes, METRICS, &others.into());
         if let Some(behavior) = spec.remove("behavior") {
-            set_annotation(&mut notes, BEHAVIOR, &with_keys(behavior, capital));
+            set_annotation(&mut notes, BEHAVIOR, &with_keys(behavior, upper_case));
         }
     }
     if let Some(status) = value.get_mut("status").and_then(Value::as_object_mut) {
@@ -95,7 +95,7 @@ pub(super) fn from_v1(value: &mut Value) {
         let others = metrics.iter().map(|it| to_v2(it, MetricSide::Target));
         put(spec, "metrics", others.chain(busy).collect());
         if let Some(behavior) = notes.remove(BEHAVIOR) {
-            spec.insert("behavior".to_owned(), with_keys(behavior, small));
+            spec.insert("behavior".to_owned(), with_keys(behavior, lower_case));
         }
     }
     if let Some(status) = value.get_mut("status").and_then(Value::as_object_mut) {
@@ -300,11 +300,11 @@ fn with_keys(value: Value, rename: fn(char) -> char) -> Value {
     }
 }
 
-fn capital(letter: char) -> char {
+fn upper_case(letter: char) -> char {
     letter.to_ascii_uppercase()
 }
 
-fn small(letter: char) -> char {
+fn lower_case(letter: char) -> char {
     letter.to_ascii_lowercase()
 }
 
@@ -324,11 +324,11 @@ mod tests {
                 "name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80},
             }}],
         }});
-        let mut there = v1.clone();
-        from_v1(&mut there);
-        assert_eq!(there, v2);
-        to_v1(&mut there);
-        assert_eq!(there, v1);
+        let mut converted = v1.clone();
+        from_v1(&mut converted);
+        assert_eq!(converted, v2);
+        to_v1(&mut converted);
+        assert_eq!(converted, v1);
     }
 
     #[test]

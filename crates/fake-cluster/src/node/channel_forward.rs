@@ -66,24 +66,24 @@ pub(super) async fn serve(
     let protocol = wanted.agreed.protocol;
     let (read, mut write) = tokio::io::split(io);
     let (ping, mut pings) = mpsc::channel(MAX_PENDING_PONGS);
-    let (outgoing, mut said) = mpsc::channel(QUEUE_LENGTH);
+    let (outgoing, mut from_pod) = mpsc::channel(QUEUE_LENGTH);
     // Dropped with this future, and the connections with it.
     let mut forwards = JoinSet::new();
     let mut inputs = Vec::new();
     for (placement, port) in (0..).zip(wanted.ports.iter().copied()) {
-        let (input, heard) = mpsc::channel(QUEUE_LENGTH);
+        let (input, from_client) = mpsc::channel(QUEUE_LENGTH);
         inputs.push(input);
         forwards.spawn(forward(
             reach.clone(),
             placement,
             port,
-            heard,
+            from_client,
             outgoing.clone(),
         ));
     }
     drop(outgoing);
     let mut listening = Box::pin(listen(MessageReader::new(read, ping), protocol, inputs));
-    let talk = async {
+    let exchange = async {
         let mut writer = ToClient::new(protocol);
         let mut out = BytesMut::new();
         for (placement, port) in (0..).zip(wanted.ports.iter().copied()) {
@@ -99,7 +99,7 @@ pub(super) async fn serve(
             write.write_all_buf(&mut out).await?;
             write.flush().await?;
             tokio::select! {
-                message = said.recv() => match message {
+                message = from_pod.recv() => match message {
                     Some((channel, data)) => writer.write(channel, &data, &mut out),
                     None => break,
                 },
@@ -113,7 +113,7 @@ pub(super) async fn serve(
     };
     tokio::select! {
         () = &mut listening => return,
-        talked = talk => if talked.is_err() { return },
+        result = exchange => if result.is_err() { return },
     }
     // Closing at once could lose data in flight.
     let _ = timeout(RESULT_TIMEOUT, listening).await;
@@ -121,12 +121,12 @@ pub(super) async fn serve(
 
 /// Forwards data of the client, until it disconnects.
 async fn listen<R: AsyncRead + Unpin>(
-    mut hearing: MessageReader<R>,
+    mut messages: MessageReader<R>,
     protocol: Protocol,
     inputs: Vec<mpsc::Sender<Bytes>>,
 ) {
     let mut reader = FromClient::new(protocol);
-    while let Some(piece) = hearing.next().await {
+    while let Some(piece) = messages.next().await {
         match reader.read_chunk(piece) {
             Ok(Some(ChannelEvent::Data(to, data))) => {
                 if let Some(input) = inputs.get(usize::from(to.port)) {
@@ -145,7 +145,7 @@ async fn forward(
     reach: Arc<PodDialer>,
     placement: u8,
     port: Port,
-    mut heard: mpsc::Receiver<Bytes>,
+    mut from_client: mpsc::Receiver<Bytes>,
     outgoing: mpsc::Sender<Message>,
 ) {
     let channel = |stream| FromPod {
@@ -161,7 +161,7 @@ async fn forward(
     };
     let (mut from_pod, mut to_pod) = stream.into_split();
     let client_to_pod = async {
-        while let Some(data) = heard.recv().await {
+        while let Some(data) = from_client.recv().await {
             // A process that does not read may still write.
             let _ = to_pod.write_all(&data).await;
         }

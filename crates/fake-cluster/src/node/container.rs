@@ -78,7 +78,7 @@ pub(super) struct Termination {
 /// A running process, for attached clients.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
-    /// Its output from now on; closed when it has exited.
+    /// The further output of the process; closed when the process has exited.
     pub(super) output: broadcast::WeakSender<(Output, Bytes)>,
     pub(super) stdin: Option<mpsc::Sender<AttachInput>>,
     pub(super) sizes: mpsc::Sender<TerminalSize>,
@@ -145,7 +145,7 @@ impl Container {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs it until it is complete or stopped; notifies of every change of state.
+    /// Runs the container until it is complete or stopped; notifies of every change of state.
     pub(super) async fn keep(
         self: Arc<Self>,
         launcher: Launcher,
@@ -230,13 +230,13 @@ impl Container {
             window,
         } = process;
         let (output, _) = broadcast::channel(MAX_ATTACH_BACKLOG);
-        let (say, said) = mpsc::channel(QUEUE_LENGTH);
+        let (sender, receiver) = mpsc::channel(QUEUE_LENGTH);
         let (resize, mut sizes) = mpsc::channel::<TerminalSize>(QUEUE_LENGTH);
         self.lock().phase = Phase::Running {
             since: started,
             run: Run {
                 output: output.downgrade(),
-                stdin: self.plan.stdin.then_some(say),
+                stdin: self.plan.stdin.then_some(sender),
                 sizes: resize,
                 ended: handle.ended(),
             },
@@ -256,7 +256,7 @@ impl Container {
                     }
                 }
             };
-            tokio::join!(biased; measure, forward_input(said, stdin, self.plan.stdin_once));
+            tokio::join!(biased; measure, forward_input(receiver, stdin, self.plan.stdin_once));
         };
         let ended = wait_and_drain(supervise(&mut handle, stop), outputs, inputs).await;
         container_log.close();
@@ -296,7 +296,7 @@ impl Container {
     }
 }
 
-/// Waits for the end of a process: by itself, or after a stop request.
+/// Waits until a process exits by itself or after a stop request.
 async fn supervise(
     handle: &mut ProcessHandle,
     stop: &mut watch::Receiver<Option<Duration>>,
@@ -350,8 +350,8 @@ async fn record_output(
 /// Forwards the input of attached clients.
 async fn forward_input(mut from: mpsc::Receiver<AttachInput>, to: Option<InputWriter>, once: bool) {
     let mut to = to;
-    while let Some(fed) = from.recv().await {
-        match (fed, &mut to) {
+    while let Some(input) = from.recv().await {
+        match (input, &mut to) {
             (AttachInput::Data(data), Some(inlet)) => {
                 let written = async {
                     inlet.write_all(&data).await?;

@@ -137,7 +137,7 @@ impl ContainerLog {
         self.0.news.send_modify(|news| news.over = true);
     }
 
-    /// A reader that starts where the options say.
+    /// A reader that starts at the line that the options select.
     pub(super) fn read(&self, options: LogOptions) -> LogReader {
         let lines = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let end = lines.first + lines.kept.len() as u64;

@@ -28,7 +28,7 @@ pub(super) struct Exec<'a> {
 }
 
 impl Exec<'_> {
-    /// Runs it to its end. Dropping this kills it and its descendants.
+    /// Runs the command to its end. Dropping this future kills the command and its descendants.
     pub(super) async fn run(&self, process_end: ProcessEnd) -> Outcome {
         let launch = Launch {
             pod: self.pod,
@@ -107,8 +107,8 @@ async fn forward_stdin(from: Option<mpsc::Receiver<Bytes>>, to: Option<InputWrit
     }
 }
 
-/// From the process to the client, if it reads. Output is always drained, because the process
-/// would block otherwise.
+/// From the process to the client, if the client reads. Output is always drained, because the
+/// process would block otherwise.
 async fn forward_output(from: Option<OutputReader>, mut to: Option<mpsc::Sender<Bytes>>) {
     let Some(mut from) = from else { return };
     let mut piece = BytesMut::new();
@@ -137,11 +137,11 @@ pub(super) async fn attach(run: Run, process_end: ProcessEnd) -> Outcome {
     let Some(output) = run.output.upgrade() else {
         return Outcome::Success;
     };
-    let mut heard = output.subscribe();
+    let mut chunks = output.subscribe();
     drop(output);
     let listening = async {
         loop {
-            let (which, data) = match heard.recv().await {
+            let (which, data) = match chunks.recv().await {
                 Ok(piece) => piece,
                 // The client was too slow.
                 Err(broadcast::error::RecvError::Lagged(_)) => continue,
@@ -158,7 +158,7 @@ pub(super) async fn attach(run: Run, process_end: ProcessEnd) -> Outcome {
         }
     };
     let to_process = run.stdin.clone();
-    let talking = async {
+    let forwarding = async {
         let forward_stdin = async {
             let (Some(mut stdin), Some(to)) = (stdin, to_process) else {
                 return;
@@ -180,7 +180,7 @@ pub(super) async fn attach(run: Run, process_end: ProcessEnd) -> Outcome {
     };
     tokio::select! {
         () = listening => {}
-        () = talking => {}
+        () = forwarding => {}
     }
     Outcome::Success
 }

@@ -2,7 +2,7 @@
 //! orphans, and ends all of them with the command or with the playground.
 //!
 //! A process can leave its group, its session and its parents, but not its subreaper
-//! (`PR_SET_CHILD_SUBREAPER`). When the playground dies, this process gets a signal
+//! (`PR_SET_CHILD_SUBREAPER`). When the playground is killed, this process gets a signal
 //! (`PR_SET_PDEATHSIG`) that it can handle; `SIGKILL` would not reach the other processes.
 
 use std::ffi::OsString;
@@ -17,14 +17,14 @@ use rustix::process::{
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::{Instant, timeout};
 
-use super::process_entry::{PARENT, die_with_parent, report_failure};
+use super::process_entry::{PARENT, exit_with_parent, report_failure};
 use super::process_tree::descendants;
 
 /// The signal to end all processes at once. Before the handler is installed, it ends this
 /// process, which has no children yet.
 pub(super) const END_SIGNAL: Signal = Signal::USR1;
 
-/// Time for killed processes to exit: one that waits for a disk, or that belongs to another
+/// Time for killed processes to exit: a process that waits for a disk, or that belongs to another
 /// user, may stay.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -48,12 +48,12 @@ fn supervise(words: &[OsString]) -> io::Result<u8> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        // Before anything is started that needs cleanup.
+        // Done before the command, which needs cleanup, is started.
         let mut end = signal(SignalKind::user_defined1())?;
-        let mut ask = signal(SignalKind::terminate())?;
-        let mut buried = signal(SignalKind::child())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut child_exits = signal(SignalKind::child())?;
         adopt_orphans()?;
-        die_with_parent(END_SIGNAL);
+        exit_with_parent(END_SIGNAL);
         let mut command = Command::new(file);
         command
             .args(words)
@@ -62,19 +62,19 @@ fn supervise(words: &[OsString]) -> io::Result<u8> {
         // Inherited pipes are closed here, so that they end when the command has closed them.
         redirect_streams_to_null()?;
         let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let mut house = ProcessGroup {
+        let mut processes = ProcessGroup {
             leader: leader.ok_or(io::ErrorKind::Other)?,
             code: None,
         };
-        while house.code.is_none() {
+        while processes.code.is_none() {
             tokio::select! {
                 _ = end.recv() => break,
-                _ = ask.recv() => house.signal(Signal::TERM),
-                _ = buried.recv() => drop(house.reap()),
+                _ = terminate.recv() => processes.signal(Signal::TERM),
+                _ = child_exits.recv() => drop(processes.reap()),
             }
         }
-        house.end(&mut buried).await;
-        Ok(house.code.unwrap_or(EXIT_KILLED))
+        processes.end(&mut child_exits).await;
+        Ok(processes.code.unwrap_or(EXIT_KILLED))
     })
 }
 
@@ -120,7 +120,7 @@ impl ProcessGroup {
     }
 
     /// Kills all processes, until none is left.
-    async fn end(&mut self, buried: &mut Signals) {
+    async fn end(&mut self, child_exits: &mut Signals) {
         let deadline = Instant::now() + KILL_TIMEOUT;
         loop {
             self.signal(Signal::KILL);
@@ -130,7 +130,7 @@ impl ProcessGroup {
             if self.reap() == ProcessesLeft::None || Instant::now() > deadline {
                 return;
             }
-            let _ = timeout(POLL_INTERVAL, buried.recv()).await;
+            let _ = timeout(POLL_INTERVAL, child_exits.recv()).await;
         }
     }
 }

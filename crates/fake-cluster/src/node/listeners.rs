@@ -44,7 +44,7 @@ fn socket(link: &str) -> Option<u64> {
 
 /// The address of a pod's listener on a port: its own address, or `localhost`. Only if no other
 /// program would accept the connection.
-pub(super) fn reach(
+pub(super) fn reachable_address(
     port: u16,
     pod: IpAddr,
     own: &BTreeSet<u64>,
@@ -70,9 +70,9 @@ fn answering(placement: SocketAddr, all: &[Listener]) -> Vec<Listener> {
             .copied()
             .collect()
     };
-    let there = at(&|ip| ip == placement.ip());
-    if !there.is_empty() {
-        return there;
+    let at_own_address = at(&|ip| ip == placement.ip());
+    if !at_own_address.is_empty() {
+        return at_own_address;
     }
     // A socket bound to `::` may accept IPv4 too.
     at(&|ip| ip.is_unspecified() && (placement.is_ipv4() || ip.is_ipv6()))
@@ -157,7 +157,7 @@ mod tests {
         let own = [1, 2].into();
         for (all, expected) in rows {
             let listeners: Vec<_> = all.iter().map(|it| listener(it.0, it.1)).collect();
-            let found = reach(80, "127.0.0.2".parse().unwrap(), &own, &listeners);
+            let found = reachable_address(80, "127.0.0.2".parse().unwrap(), &own, &listeners);
             let expected = expected.map(|it| it.parse().unwrap());
             assert_eq!(found, expected, "{all:?}");
         }
@@ -186,13 +186,19 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn the_own_listener_is_found() {
+    fn the_listener_of_the_test_process_is_found() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let here = "127.0.0.1".parse().unwrap();
+        let loopback = "127.0.0.1".parse().unwrap();
         let own = sockets(&[rustix::process::getpid()]);
-        let expected = SocketAddr::new(here, port);
-        assert_eq!(reach(port, here, &own, &listeners()), Some(expected));
-        assert_eq!(reach(port, here, &BTreeSet::new(), &listeners()), None);
+        let expected = SocketAddr::new(loopback, port);
+        assert_eq!(
+            reachable_address(port, loopback, &own, &listeners()),
+            Some(expected)
+        );
+        assert_eq!(
+            reachable_address(port, loopback, &BTreeSet::new(), &listeners()),
+            None
+        );
     }
 }

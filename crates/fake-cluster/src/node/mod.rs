@@ -30,6 +30,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use skewbridge_private_files::ensure_private_dir;
 use tokio::sync::{Notify, oneshot};
 
 use crate::server::SharedStore;
@@ -60,7 +61,7 @@ pub struct Node {
 impl Node {
     /// Starts a node on its own thread.
     pub fn start(config: NodeConfig) -> io::Result<Self> {
-        pod_sync::private_directory(&config.directory)?;
+        ensure_private_dir(&config.directory)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 use skewbridge_k8s_api::status::Status;
+use skewbridge_private_files::ensure_private_dir;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -84,7 +84,7 @@ impl PodSync {
         }
         let work = async {
             loop {
-                if let Err(status) = self.work().await {
+                if let Err(status) = self.reconcile_on_changes().await {
                     // The watch fell behind: resync.
                     tracing::debug!(
                         message = status.message,
@@ -110,7 +110,7 @@ impl PodSync {
             .map(drop)
     }
 
-    async fn work(&mut self) -> Result<(), Status> {
+    async fn reconcile_on_changes(&mut self) -> Result<(), Status> {
         let mut watch: StoreWatch = self.store.watch(&pods(), "")?;
         loop {
             let due = self.sync().await?;
@@ -206,7 +206,7 @@ impl PodSync {
             }
         }
         let directory = directory.join(object.uid());
-        private_directory(&directory)?;
+        ensure_private_dir(&directory)?;
         let placement = PodPlacement {
             pod: object.uid().to_owned(),
             address,
@@ -415,12 +415,4 @@ fn pods() -> GroupResource {
 
 fn now() -> Time {
     Time::from(SystemTime::now())
-}
-
-/// Accessible only to the user of the playground.
-pub(super) fn private_directory(path: &Path) -> std::io::Result<()> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
 }

@@ -47,18 +47,23 @@ impl PodDialer {
     fn address(&self, port: u16) -> Option<SocketAddr> {
         // The sample records the port that it uses instead of a declared one.
         let directory = self.placement.directory.join(PORTS_DIRECTORY);
-        let said = fs::read_to_string(directory.join(port.to_string())).ok();
-        let said = said.and_then(|text| text.trim().parse().ok());
+        let recorded_port = fs::read_to_string(directory.join(port.to_string())).ok();
+        let recorded_port = recorded_port.and_then(|text| text.trim().parse().ok());
         let address = self.placement.address;
         if cfg!(not(target_os = "linux")) {
             // The owners of sockets are unknown here: only the record of the sample counts.
-            return said.map(|real| SocketAddr::new(address, real));
+            return recorded_port.map(|real| SocketAddr::new(address, real));
         }
         let started = self.launcher.running(&self.placement.pod);
         let mut process_tree = process_tree::descendants(started.iter().copied());
         process_tree.extend(started);
         let own = listeners::sockets(&process_tree);
-        listeners::reach(said.unwrap_or(port), address, &own, &listeners::listeners())
+        listeners::reachable_address(
+            recorded_port.unwrap_or(port),
+            address,
+            &own,
+            &listeners::listeners(),
+        )
     }
 
     /// A connection to a port, or a kubelet's error message.
@@ -116,7 +121,7 @@ where
         };
         let Some(request) = request else { break };
         if forwards.len() >= MAX_CONNECTIONS {
-            // Dropping it refuses it.
+            // Dropping the stream refuses it.
             continue;
         }
         let Some((headers, stream)) = accept(request) else {
@@ -155,14 +160,14 @@ fn accept(request: Request) -> Option<(pair::Headers, Stream)> {
     let number = stream.id().get();
     match pair::Headers::parse(|name| headers.get(name), number) {
         Ok(headers) => Some((headers, stream)),
-        // Dropping it resets it.
+        // Dropping the stream resets it.
         Err(_) => None,
     }
 }
 
 /// Forwards one connection to its end.
 async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stream) {
-    let (mut said, mut to_client, from_client) = (error.sender, data.sender, data.receiver);
+    let (mut error_sender, mut to_client, from_client) = (error.sender, data.sender, data.receiver);
     match connected {
         Ok(stream) => {
             let (mut from_pod, mut to_pod) = stream.into_split();
@@ -172,12 +177,12 @@ async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stre
                 () = client_to_pod(from_client, &mut to_pod) => {}
             }
         }
-        Err(why) => drop(said.write(why.into()).await),
+        Err(why) => drop(error_sender.write(why.into()).await),
     }
     let _ = to_client.finish();
-    let _ = said.finish();
+    let _ = error_sender.finish();
     to_client.flushed().await;
-    said.flushed().await;
+    error_sender.flushed().await;
 }
 
 /// Ends when the client resets the stream: a client that has only closed its sending side may
@@ -221,7 +226,7 @@ mod tests {
 
     use super::*;
 
-    /// Generous: the machine may be busy with something else.
+    /// Long enough for a busy machine.
     const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
     /// A pair of streams and the pod's end of the connection, which has received a byte.
@@ -238,9 +243,9 @@ mod tests {
         };
         let (error, mut data) = (open(Which::Error), open(Which::Data));
         data.sender.write(Bytes::from_static(b"x")).await.unwrap();
-        let (mut theirs, _) = pod.accept().await.unwrap();
-        assert_eq!(theirs.read_u8().await.unwrap(), b'x');
-        (error, data, theirs)
+        let (mut pod_side, _) = pod.accept().await.unwrap();
+        assert_eq!(pod_side.read_u8().await.unwrap(), b'x');
+        (error, data, pod_side)
     }
 
     #[tokio::test]
@@ -252,20 +257,20 @@ mod tests {
                 .await
                 .map_err(|error| error.to_string())
         };
-        let (here, there) = tokio::io::duplex(64 * 1024);
-        tokio::spawn(async move { forward_all(there, connect).await });
-        let (handle, _incoming, driver) = connection::client(here, Config::default());
+        let (client_io, server_io) = tokio::io::duplex(64 * 1024);
+        tokio::spawn(async move { forward_all(server_io, connect).await });
+        let (handle, _incoming, driver) = connection::client(client_io, Config::default());
         tokio::spawn(driver);
         let test = async {
             // While it reads, after it has closed its sending side, and while the pod does not
             // read.
             for step in 0..3 {
-                let (_error, mut data, mut theirs) = pair(&handle, &pod).await;
+                let (_error, mut data, mut pod_side) = pair(&handle, &pod).await;
                 match step {
                     1 => {
                         data.sender.finish().unwrap();
-                        assert_eq!(theirs.read(&mut [0]).await.unwrap(), 0);
-                        theirs.write_all(b"still").await.unwrap();
+                        assert_eq!(pod_side.read(&mut [0]).await.unwrap(), 0);
+                        pod_side.write_all(b"still").await.unwrap();
                         assert_eq!(data.receiver.read().await.unwrap().unwrap(), "still");
                     }
                     2 => {
@@ -282,7 +287,7 @@ mod tests {
                 data.reset(ResetStatus::Cancel);
                 // Data in flight, and then the end.
                 let mut bytes = vec![0; 64 * 1024];
-                while let Ok(1..) = theirs.read(&mut bytes).await {}
+                while let Ok(1..) = pod_side.read(&mut bytes).await {}
             }
         };
         timeout(TEST_TIMEOUT, test).await.unwrap();

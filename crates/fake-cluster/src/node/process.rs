@@ -60,7 +60,7 @@ pub(super) struct Launcher {
 struct Running {
     /// The uid of its pod.
     pod: String,
-    /// The signal that ends it at once.
+    /// The signal that ends the process at once.
     end: Signal,
 }
 
@@ -226,12 +226,12 @@ impl Launcher {
                 output,
                 input,
                 window,
-                theirs,
+                process_side,
             } = Terminal::open()?;
             command
-                .stdin(theirs.try_clone()?)
-                .stdout(theirs.try_clone()?)
-                .stderr(theirs);
+                .stdin(process_side.try_clone()?)
+                .stdout(process_side.try_clone()?)
+                .stderr(process_side);
             let handle = self.spawn(&mut command, launch)?;
             // The process has its own descriptors; the terminal is closed when all are.
             drop(command);
@@ -287,7 +287,7 @@ impl Launch<'_> {
     }
 }
 
-/// Whether the program exists: checked before anything is started.
+/// Checks whether the program exists, before a process is started.
 fn find(word: &str, path: &str, directory: &Path) -> Result<(), LaunchError> {
     let is_executable = |file: &Path| {
         let found = file.metadata();
@@ -341,19 +341,19 @@ pub(super) async fn wait_and_drain(
     inputs: impl Future<Output = ()>,
 ) -> ExitInfo {
     let (mut end, mut outputs, mut inputs) = (pin!(end), pin!(outputs), pin!(inputs));
-    let (mut heard, mut fed) = (false, false);
+    let (mut outputs_ended, mut inputs_ended) = (false, false);
     let ended = loop {
         tokio::select! {
             ended = &mut end => break ended,
-            () = &mut outputs, if !heard => heard = true,
-            () = &mut inputs, if !fed => fed = true,
+            () = &mut outputs, if !outputs_ended => outputs_ended = true,
+            () = &mut inputs, if !inputs_ended => inputs_ended = true,
         }
     };
-    while !heard {
+    while !outputs_ended {
         // Writers to the process must not block any more.
         tokio::select! {
-            () = &mut outputs => heard = true,
-            () = &mut inputs, if !fed => fed = true,
+            () = &mut outputs => outputs_ended = true,
+            () = &mut inputs, if !inputs_ended => inputs_ended = true,
         }
     }
     ended
@@ -365,7 +365,7 @@ pub(super) struct ProcessHandle {
     child: Child,
     /// `Some` while it runs.
     id: Option<Pid>,
-    /// The signal that ends it at once.
+    /// The signal that ends the process at once.
     end: Signal,
     ended: watch::Sender<bool>,
 }
@@ -387,18 +387,18 @@ impl ProcessHandle {
         }
     }
 
-    /// Becomes true when it has exited.
+    /// Becomes true when the process has exited.
     pub(super) fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
     }
 
-    /// Waits until it exits. Its background processes end with it: a container of the playground
-    /// is only its main process.
+    /// Waits until the process exits. Its background processes end with it: a container of the
+    /// playground is only its main process.
     pub(super) async fn wait(&mut self) -> ExitInfo {
         let status = self.child.wait().await;
         self.id = None;
         self.ended.send_replace(true);
-        // Waiting for a child does not fail; if it does, the child is gone.
+        // Waiting for a child does not fail; if it does, the child does not exist any more.
         status.map_or(ExitInfo { code: 255 }, ExitInfo::of)
     }
 
@@ -407,13 +407,13 @@ impl ProcessHandle {
         self.signal(Signal::TERM);
     }
 
-    /// Kills it, and waits until it has exited.
+    /// Kills the process, and waits until it has exited.
     pub(super) async fn kill(&mut self) -> ExitInfo {
         self.request_end();
         if let Ok(ended) = timeout(KILL_TIMEOUT, self.wait()).await {
             return ended;
         }
-        // Init was stopped and cannot do it.
+        // Init was stopped and cannot kill its descendants.
         self.signal(Signal::KILL);
         self.wait().await
     }
@@ -454,12 +454,12 @@ mod tests {
     #[test]
     fn launch_errors_have_the_messages_of_runtimes() {
         let scratch = std::env::temp_dir();
-        let said = |word: &str| {
+        let launch_result = |word: &str| {
             let found = find(word, PATH, &scratch);
             found.map_err(|error| error.to_string())
         };
-        assert_eq!(said("sh"), Ok(()));
-        assert_eq!(said("/bin/sh"), Ok(()));
+        assert_eq!(launch_result("sh"), Ok(()));
+        assert_eq!(launch_result("/bin/sh"), Ok(()));
         let rows = [
             (
                 "nope-1",
@@ -473,7 +473,7 @@ mod tests {
             ("/etc/passwd", "exec: \"/etc/passwd\": permission denied"),
         ];
         for (word, message) in rows {
-            assert_eq!(said(word), Err(message.to_owned()));
+            assert_eq!(launch_result(word), Err(message.to_owned()));
         }
     }
 }

@@ -15,7 +15,8 @@ use std::time::Duration;
 use rustix::process::{Signal, ioctl_tiocsctty, setsid};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Argument: the first process of a container, which starts the rest of the command line.
+/// Argument: the first process of a container, which starts the program that follows on the command
+/// line.
 pub(super) const INIT: &str = "init";
 /// Argument: a command without a terminal.
 pub(super) const SESSION: &str = "session";
@@ -63,13 +64,13 @@ pub fn run_in_pod(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         return super::init::run(&arguments.collect::<Vec<_>>());
     }
     if task == SAMPLE {
-        die_with_parent(Signal::KILL);
+        exit_with_parent(Signal::KILL);
         return sample();
     }
     if ![SESSION, TERMINAL].contains(&task) {
         return report_failure("this is a part of the playground, not a command");
     }
-    die_with_parent(Signal::KILL);
+    exit_with_parent(Signal::KILL);
     // Fails only for a group leader, which has its own session already.
     let _ = setsid();
     if task == TERMINAL
@@ -109,9 +110,9 @@ fn reset_ignored_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the signal that this process gets when its parent dies, so that a killed playground
+/// Sets the signal that this process gets when its parent exits, so that a killed playground
 /// leaves no processes behind.
-pub(super) fn die_with_parent(signal: Signal) {
+pub(super) fn exit_with_parent(signal: Signal) {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{Pid, getppid, set_parent_process_death_signal};

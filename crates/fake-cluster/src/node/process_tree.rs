@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_child_is_found() {
+    fn a_child_of_the_test_process_is_found() {
         let mut child = std::process::Command::new("sleep")
             .arg("1000")
             .spawn()

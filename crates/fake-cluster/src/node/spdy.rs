@@ -42,7 +42,7 @@ pub(super) async fn serve<T, F>(
     drop(incoming);
     let (process_end, mut client_end) = ends(options);
     let command = run(process_end);
-    let feeding = async {
+    let forwarding_input = async {
         let (stdin, resize) = (streams.stdin.take(), streams.resize.take());
         tokio::join!(
             forward_stdin(stdin, client_end.inputs.stdin.take()),
@@ -63,7 +63,7 @@ pub(super) async fn serve<T, F>(
     };
     let outcome = tokio::select! {
         outcome = work => outcome,
-        () = feeding => return,
+        () = forwarding_input => return,
         _ = &mut driver => return,
     };
     let words = outcome.encode(protocol.version());

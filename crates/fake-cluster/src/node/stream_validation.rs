@@ -223,8 +223,8 @@ fn exec(
     if words.is_empty() {
         return Err(Status::bad_request("you must specify at least 1 command"));
     }
-    let wants = requested_protocol(request)?;
-    let tty = wants.options().tty();
+    let command_protocol = requested_protocol(request)?;
+    let tty = command_protocol.options().tty();
     let mut environment = container.plan.environment.clone();
     if tty && !environment.iter().any(|(name, _)| name == "TERM") {
         environment.push(("TERM".to_owned(), "xterm".to_owned()));
@@ -237,7 +237,7 @@ fn exec(
         environment,
         tty,
     };
-    Ok(wants.switch(move |process_end| async move {
+    Ok(command_protocol.switch(move |process_end| async move {
         tokio::select! {
             outcome = task.run(process_end) => outcome,
             // The command ends with its container.
@@ -273,8 +273,8 @@ fn attached(pods: &Pods, request: &StreamRequest) -> Result<StreamResponse, Stat
     let pod = pod(pods, request)?;
     let container = container(&pod, request)?;
     let run = running(request, &container)?;
-    let wants = requested_protocol(request)?;
-    let options = wants.options();
+    let command_protocol = requested_protocol(request)?;
+    let options = command_protocol.options();
     if options.has(Channel::Stdin) && !container.plan.stdin {
         return Err(Status::bad_request(format!(
             "container {} does not allow attach on stdin",
@@ -287,7 +287,7 @@ fn attached(pods: &Pods, request: &StreamRequest) -> Result<StreamResponse, Stat
             container.plan.name
         )));
     }
-    Ok(wants.switch(move |process_end| attach(run, process_end)))
+    Ok(command_protocol.switch(move |process_end| attach(run, process_end)))
 }
 
 /// The protocol and options of a remote command.
@@ -308,7 +308,7 @@ fn requested_protocol(request: &StreamRequest) -> Result<CommandProtocol, Status
         let requested = parse_upgrade_request(&request.method, headers);
         let requested = requested.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
         let agreed = negotiate(ServerKind::Bridge, subprotocols(headers)).ok_or_else(|| {
-            Status::bad_request("none of the subprotocols that are asked for is known")
+            Status::bad_request("none of the requested subprotocols is supported")
         })?;
         let mut answer = HeaderMap::new();
         set_response_headers(

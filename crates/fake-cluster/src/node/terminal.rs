@@ -24,7 +24,7 @@ pub(super) struct Terminal {
     /// Its size.
     pub(super) window: Window,
     /// The side of the process.
-    pub(super) theirs: OwnedFd,
+    pub(super) process_side: OwnedFd,
 }
 
 /// The size of a terminal.
@@ -38,22 +38,22 @@ pub(super) struct TerminalOutput(pipe::Receiver);
 impl Terminal {
     /// Opens one.
     pub(super) fn open() -> io::Result<Self> {
-        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
+        let node_side = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
         // Otherwise processes that are started meanwhile would inherit it.
-        fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
-        grantpt(&ours)?;
-        unlockpt(&ours)?;
-        let name = ptsname(&ours, Vec::new())?;
+        fcntl_setfd(&node_side, FdFlags::CLOEXEC)?;
+        grantpt(&node_side)?;
+        unlockpt(&node_side)?;
+        let name = ptsname(&node_side, Vec::new())?;
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let theirs = open_file(name.as_c_str(), flags, Mode::empty())?;
-        fcntl_setfl(&ours, fcntl_getfl(&ours)? | OFlags::NONBLOCK)?;
+        let process_side = open_file(name.as_c_str(), flags, Mode::empty())?;
+        fcntl_setfl(&node_side, fcntl_getfl(&node_side)? | OFlags::NONBLOCK)?;
         // It is read and written like a pipe.
         let file = |fd: &OwnedFd| fd.try_clone().map(File::from);
         Ok(Self {
-            output: TerminalOutput(pipe::Receiver::from_file_unchecked(file(&ours)?)?),
-            input: pipe::Sender::from_file_unchecked(file(&ours)?)?,
-            window: Window(ours),
-            theirs,
+            output: TerminalOutput(pipe::Receiver::from_file_unchecked(file(&node_side)?)?),
+            input: pipe::Sender::from_file_unchecked(file(&node_side)?)?,
+            window: Window(node_side),
+            process_side,
         })
     }
 }

@@ -47,7 +47,7 @@ pub(super) async fn serve<T, F>(
     let (ping, mut pings) = mpsc::channel(MAX_PENDING_PONGS);
     let mut reading = pin!(listen(read, protocol, inputs, ping));
     let mut command = pin!(run(process_end));
-    let talk = async {
+    let exchange = async {
         let mut writer = ToClient::new(protocol);
         let mut out = BytesMut::new();
         writer.open(options, &mut out);
@@ -76,13 +76,13 @@ pub(super) async fn serve<T, F>(
     };
     tokio::select! {
         () = &mut reading => return,
-        said = talk => if said.is_err() { return },
+        result = exchange => if result.is_err() { return },
     }
     // Closing at once could lose data in flight.
     let _ = timeout(RESULT_TIMEOUT, reading).await;
 }
 
-/// A failure as kube-apiserver forwards it. It translates the fifth version itself, and turns
+/// A failure as kube-apiserver forwards it. kube-apiserver translates version 5 itself, and turns
 /// the node's message into an error of its own.
 fn as_translated(outcome: Outcome, protocol: Protocol) -> Outcome {
     match outcome {
@@ -100,9 +100,9 @@ async fn listen(
     mut inputs: Inputs,
     pings: mpsc::Sender<ControlPayload>,
 ) {
-    let mut hearing = MessageReader::new(read, pings);
+    let mut messages = MessageReader::new(read, pings);
     let mut reader = FromClient::new(protocol);
-    while let Some(piece) = hearing.next().await {
+    while let Some(piece) = messages.next().await {
         match reader.read_chunk(piece) {
             Ok(Some(ChannelEvent::Data(Input::Stdin, data))) => inputs.write(data).await,
             Ok(Some(ChannelEvent::Data(Input::Resize, data))) => inputs.resizing.push(&data),
@@ -119,8 +119,8 @@ pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream
     let (mut from_inside, mut to_inside) = tokio::io::split(inside);
     let (ping, mut pings) = mpsc::channel(MAX_PENDING_PONGS);
     let inwards = async {
-        let mut hearing = MessageReader::new(read, ping);
-        while let Some(piece) = hearing.next().await {
+        let mut messages = MessageReader::new(read, ping);
+        while let Some(piece) = messages.next().await {
             let Ok(data) = tunnel::tunnel_payload(piece) else {
                 return;
             };
@@ -154,7 +154,7 @@ pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream
     let mut inwards = pin!(inwards);
     tokio::select! {
         () = &mut inwards => return,
-        said = outwards => if said.is_err() { return },
+        result = outwards => if result.is_err() { return },
     }
     let _ = timeout(RESULT_TIMEOUT, inwards).await;
 }

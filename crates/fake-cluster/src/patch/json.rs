@@ -6,7 +6,7 @@ use skewbridge_k8s_api::status::Status;
 
 use crate::object::json_size;
 
-/// kube-apiserver's limit: a short patch may cost much.
+/// kube-apiserver's limit: a short patch may be expensive to apply.
 const MAX_OPERATIONS: usize = 10_000;
 
 /// The limit of all `copy` operations, as JSON: kube-apiserver's. Otherwise a few copies of
@@ -326,7 +326,7 @@ mod tests {
 
     /// RFC 6902, Appendix A. `None` is an error.
     #[test]
-    fn the_rfcs_own_examples() {
+    fn the_examples_of_rfc_6902_are_reproduced() {
         let rows = [
             (
                 json!({"foo":"bar"}),

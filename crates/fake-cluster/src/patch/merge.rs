@@ -31,7 +31,7 @@ mod tests {
 
     /// RFC 7386, Appendix A.
     #[test]
-    fn the_rfcs_own_examples() {
+    fn the_examples_of_rfc_7386_are_reproduced() {
         let rows = [
             (json!({"a":"b"}), json!({"a":"c"}), json!({"a":"c"})),
             (json!({"a":"b"}), json!({"b":"c"}), json!({"a":"b","b":"c"})),

@@ -130,7 +130,7 @@ fn merge_keyed<'a>(
             .and_then(Value::as_str)
             .map(str::to_owned)
     };
-    // The directive applies to the whole list, whatever else is in its item.
+    // The directive applies to the whole list, whatever other fields its item has.
     let is_replacement = |item: &&Value| directive(item).as_deref() == Some("replace");
     if patch.iter().any(|item| is_replacement(&item)) {
         let rest = patch.iter().filter(|item| !is_replacement(item));
@@ -151,11 +151,11 @@ fn merge_keyed<'a>(
             merged.retain(|it| it.get(key) != Some(value));
             continue;
         }
-        let there = merged.iter_mut().find(|it| it.get(key) == Some(value));
-        match there {
-            Some(there) => {
-                let fields = there.as_object().cloned().unwrap_or_default();
-                *there = Value::Object(merge_fields(fields, change, names)?);
+        let existing = merged.iter_mut().find(|it| it.get(key) == Some(value));
+        match existing {
+            Some(existing) => {
+                let fields = existing.as_object().cloned().unwrap_or_default();
+                *existing = Value::Object(merge_fields(fields, change, names)?);
             }
             None => merged.extend(plain(item)),
         }

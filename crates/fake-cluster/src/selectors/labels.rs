@@ -39,7 +39,9 @@ impl LabelSelector {
 
     /// Whether it matches labels.
     pub fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-        self.0.iter().all(|it| it.test.holds(label(&it.key)))
+        self.0
+            .iter()
+            .all(|it| it.test.matches_value(label(&it.key)))
     }
 
     /// Whether it matches all labels.
@@ -49,7 +51,7 @@ impl LabelSelector {
 }
 
 impl LabelOperator {
-    fn holds(&self, value: Option<&str>) -> bool {
+    fn matches_value(&self, value: Option<&str>) -> bool {
         let number = || value?.parse::<i64>().ok();
         match self {
             Self::Exists => value.is_some(),

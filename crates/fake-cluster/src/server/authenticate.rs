@@ -64,9 +64,9 @@ impl Authenticator {
             Caller::Asserted(user) => user,
             Caller::Certificate(user) => {
                 // A server derives the same user from the certificate as a bridge.
-                let mut said = HeaderMap::new();
-                user.headers(self.version.as_ref()).apply(&mut said);
-                let read = self.trust.headers().read(&said);
+                let mut identity = HeaderMap::new();
+                user.headers(self.version.as_ref()).apply(&mut identity);
+                let read = self.trust.headers().read(&identity);
                 read.ok_or_else(Status::unauthorized)?
             }
             Caller::Bearer => {
@@ -171,7 +171,7 @@ pub(super) fn impersonated(
         }
         return Ok(user);
     };
-    let ask = |group: &str, resource: &str, subresource: &str, namespace: &str, name: &str| {
+    let check = |group: &str, resource: &str, subresource: &str, namespace: &str, name: &str| {
         let attributes = Attributes::Resource {
             verb: "impersonate",
             group,
@@ -184,11 +184,11 @@ pub(super) fn impersonated(
     };
     let account = service_account(&wanted.name);
     match account {
-        Some((namespace, name)) => ask("", "serviceaccounts", "", namespace, name)?,
-        None => ask("", "users", "", "", &wanted.name)?,
+        Some((namespace, name)) => check("", "serviceaccounts", "", namespace, name)?,
+        None => check("", "users", "", "", &wanted.name)?,
     }
     for group in &wanted.groups {
-        ask("", "groups", "", "", group)?;
+        check("", "groups", "", "", group)?;
     }
     if let (Some((namespace, _)), true) = (account, wanted.groups.is_empty()) {
         // The groups of all service accounts need no permission.
@@ -199,11 +199,11 @@ pub(super) fn impersonated(
     }
     for (key, values) in &wanted.extra {
         for value in values {
-            ask("authentication.k8s.io", "userextras", key, "", value)?;
+            check("authentication.k8s.io", "userextras", key, "", value)?;
         }
     }
     if !wanted.uid.is_empty() {
-        ask("authentication.k8s.io", "uids", "", "", &wanted.uid)?;
+        check("authentication.k8s.io", "uids", "", "", &wanted.uid)?;
     }
     if wanted.name == ANONYMOUS && wanted.groups.is_empty() {
         wanted.groups.push(UNAUTHENTICATED.to_owned());
@@ -328,10 +328,10 @@ mod tests {
 
     #[test]
     fn named_users_are_in_system_authenticated() {
-        let mut someone = user("a", &[]);
-        add_authenticated_group(&mut someone);
-        add_authenticated_group(&mut someone);
-        assert_eq!(someone.groups, [AUTHENTICATED]);
+        let mut named_user = user("a", &[]);
+        add_authenticated_group(&mut named_user);
+        add_authenticated_group(&mut named_user);
+        assert_eq!(named_user.groups, [AUTHENTICATED]);
         let mut unnamed = anonymous();
         add_authenticated_group(&mut unnamed);
         assert_eq!(unnamed.groups, [UNAUTHENTICATED]);

@@ -31,7 +31,7 @@ pub(super) async fn run(store: SharedStore) {
                 tracing::warn!(problem = %status.message, "a controller could not do its work");
             }
         }
-        // A timeout is the same as a write.
+        // After the timeout the controllers run as after a write.
         let _ = timeout(RESYNC_INTERVAL, changed.changed()).await;
     }
 }
@@ -68,12 +68,12 @@ fn collect_garbage(store: &mut Store, context: &mut WriteContext<'_>) -> Result<
     if !store.all().any(|(_, object)| has_owners(object)) {
         return Ok(());
     }
-    let there: BTreeSet<String> = store.all().map(|(_, it)| it.uid().to_owned()).collect();
+    let existing_uids: BTreeSet<String> = store.all().map(|(_, it)| it.uid().to_owned()).collect();
     let is_garbage = |object: &Object| {
         let owners = object.owner_references();
         !owners.is_empty()
             && object.deletion_timestamp().is_none()
-            && !owners.iter().any(|owner| there.contains(owner.uid))
+            && !owners.iter().any(|owner| existing_uids.contains(owner.uid))
     };
     let garbage: Vec<_> = store
         .all()

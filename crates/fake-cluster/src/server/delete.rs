@@ -24,13 +24,13 @@ pub(super) struct Options {
     pub(super) dry_run: DryRun,
 }
 
-/// What happens to dependents.
+/// What happens to dependents (`propagationPolicy`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dependents {
-    /// They are deleted after it.
-    End,
-    /// They stay.
-    Stay,
+    /// They are deleted after their owner.
+    Delete,
+    /// They are kept, without the owner reference.
+    Orphan,
 }
 
 impl Options {
@@ -72,8 +72,8 @@ impl Options {
                 option("propagationPolicy").as_str(),
                 &*option("orphanDependents"),
             ) {
-                ("Orphan", _) | ("", "true") => Dependents::Stay,
-                _ => Dependents::End,
+                ("Orphan", _) | ("", "true") => Dependents::Orphan,
+                _ => Dependents::Delete,
             },
             dry_run: query::dry_run(dry_run.into_iter(), "DeleteOptions")?,
         })
@@ -165,7 +165,7 @@ pub(super) fn end(
     let preconditions = &options.preconditions;
     let deletion =
         store.delete_within(definition, namespace, name, grace, preconditions, context)?;
-    if options.dependents == Dependents::Stay && options.dry_run == DryRun::Off {
+    if options.dependents == Dependents::Orphan && options.dry_run == DryRun::Off {
         super::controllers::orphan(store, before.uid(), context)?;
     }
     Ok(deletion)

@@ -1,4 +1,4 @@
-//! `/version`, `/healthz` and its like, `/metrics`, and the list of paths.
+//! `/version`, `/healthz`, `/livez` and `/readyz`, `/metrics`, and the list of paths.
 
 use std::fmt::Write as _;
 

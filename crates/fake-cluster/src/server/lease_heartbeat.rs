@@ -60,7 +60,7 @@ impl LeaseHeartbeat {
         }
     }
 
-    /// Acquires or renews it.
+    /// Acquires or renews the Lease.
     pub(super) fn renew(&self) -> Result<(), Status> {
         let now = SystemTime::now();
         let name = self.identity.as_str();

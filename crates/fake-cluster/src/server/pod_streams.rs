@@ -37,15 +37,15 @@ pub struct StreamRequest {
     pub query: String,
     /// All headers, including `Upgrade` and `X-Stream-Protocol-Version`; without credentials.
     pub headers: HeaderMap,
-    /// Of the pod.
+    /// The name of the pod.
     pub name: String,
-    /// Its current state.
+    /// The current state of the pod.
     pub pod: Arc<Object>,
 }
 
 /// A streaming subresource of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // their names say it
+#[allow(missing_docs)] // the names of the variants describe them
 pub enum StreamKind {
     Exec,
     Attach,

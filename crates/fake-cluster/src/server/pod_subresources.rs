@@ -110,7 +110,7 @@ fn is_tunnel(headers: &http::HeaderMap) -> bool {
 /// back to SPDY.
 fn not_by_websocket() -> ApiResponse {
     // Offered protocols are not repeated, because one may contain a token.
-    tracing::debug!("a WebSocket is refused by a server that speaks SPDY alone");
+    tracing::debug!("a server that supports only SPDY refuses WebSockets");
     let mut reply = responses::text(StatusCode::FORBIDDEN, "");
     reply
         .headers_mut()

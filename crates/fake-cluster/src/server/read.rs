@@ -30,7 +30,7 @@ pub(super) fn get(request: &ApiRequest<'_>, target: &ApiTarget<'_>) -> Result<Ap
     ))
 }
 
-/// Several.
+/// Lists objects.
 pub(super) fn list(
     request: &ApiRequest<'_>,
     target: &ApiTarget<'_>,

@@ -22,7 +22,7 @@ pub(super) fn is_review(group: &str, resource: &str) -> bool {
     )
 }
 
-/// Answers one.
+/// Answers a review.
 pub(super) fn create(
     request: &ApiRequest<'_>,
     target: &ApiTarget<'_>,

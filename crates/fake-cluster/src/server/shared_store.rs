@@ -249,8 +249,8 @@ impl SharedStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Store> {
-        // A write that panicked has changed nothing or everything: the store changes in its last
-        // step.
+        // A write that panicked has either been done completely or not at all: the store changes in
+        // its last step.
         self.0.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

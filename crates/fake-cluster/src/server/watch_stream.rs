@@ -80,7 +80,7 @@ pub(super) fn watch(
             api_version: target.served.api_version(),
             kind: target.definition.kind.clone(),
             resource: target.resource().clone(),
-            columns_told: false,
+            columns_sent: false,
         },
         // A bookmark includes them.
         pending: watch.take_first().into(),
@@ -216,7 +216,7 @@ struct Events {
     kind: String,
     resource: GroupResource,
     /// The columns of a table are sent once.
-    columns_told: bool,
+    columns_sent: bool,
 }
 
 impl Events {
@@ -251,7 +251,7 @@ impl Events {
             self.include,
             now(),
         );
-        if std::mem::replace(&mut self.columns_told, true) {
+        if std::mem::replace(&mut self.columns_sent, true) {
             table["columnDefinitions"] = Value::Null;
         }
         table
@@ -321,7 +321,7 @@ mod tests {
                 api_version: "v1".to_owned(),
                 kind: "ConfigMap".to_owned(),
                 resource: maps(),
-                columns_told: false,
+                columns_sent: false,
             },
             pending: watch.take_first().into(),
             watch,

@@ -174,8 +174,8 @@ fn apply_to(
         (Err(_), Part::Main) => None,
         (Err(missing), _) => return Err(missing),
     };
-    let shown = live.as_deref().map(|live| versioned(target, live));
-    let mut after = apply::apply(shown.as_ref(), applied, writer, conflicts)?;
+    let live_in_version = live.as_deref().map(|live| versioned(target, live));
+    let mut after = apply::apply(live_in_version.as_ref(), applied, writer, conflicts)?;
     if live.is_none() {
         after.set(&["metadata", "name"], target.name);
         return make(store, target, after, None, context).map(WriteResult::Created);
@@ -225,14 +225,14 @@ pub(super) fn change(
 ) -> Result<Arc<Object>, Status> {
     let (definition, namespace, name) = (&target.definition, target.namespace, target.name);
     let live = store.get(definition, namespace, name)?;
-    let given = object.clone();
+    let requested = object.clone();
     // In their stored form: a status field may be an annotation in another version.
     let next = definition.prepare_update(part, &live, to_storage(object));
     // Compared in the version of the request, whose fields the writer owns.
     let (before, mut next) = (versioned(target, &live), versioned(target, &next));
     // The store checks the resource version.
     for field in ["name", "namespace", "uid"] {
-        next.take_from(&given, &["metadata", field]);
+        next.take_from(&requested, &["metadata", field]);
     }
     complete(store, target, &mut next, Some(&before), context)?;
     validate_update(target, part, &before, &mut next)?;
@@ -274,7 +274,7 @@ fn validate_update(
         return Ok(());
     }
     if let Some(subresource) = target.served.subresource {
-        pod_updates::confine(&subresource.subresource, before, next);
+        pod_updates::restrict_to_subresource(&subresource.subresource, before, next);
         return Ok(());
     }
     match &pod_updates::errors(before, next)[..] {

@@ -16,7 +16,7 @@ pub struct Event {
     pub version: u64,
     /// The kind of event.
     pub kind: EventKind,
-    /// Where.
+    /// The key of the object.
     pub key: Key,
     /// The current or last state.
     pub object: Arc<Object>,
@@ -26,7 +26,7 @@ pub struct Event {
 
 /// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // their names say it
+#[allow(missing_docs)] // the names of the variants describe them
 pub enum EventKind {
     Added,
     Modified,
@@ -42,7 +42,7 @@ pub(super) struct EventLog {
     bytes: usize,
     version: u64,
     /// The version of the last dropped event.
-    forgotten: u64,
+    last_dropped: u64,
 }
 
 impl EventLog {
@@ -53,7 +53,7 @@ impl EventLog {
             bytes: 0,
             // 0 means "any version" to clients, so no event has it.
             version: 1,
-            forgotten: 0,
+            last_dropped: 0,
         }
     }
 
@@ -73,7 +73,7 @@ impl EventLog {
             && let Some(oldest) = self.events.pop_front()
         {
             self.bytes = self.bytes.saturating_sub(oldest.object.size());
-            self.forgotten = oldest.version;
+            self.last_dropped = oldest.version;
         }
     }
 
@@ -87,10 +87,10 @@ impl EventLog {
         &self,
         version: u64,
     ) -> Result<impl DoubleEndedIterator<Item = &Event>, Status> {
-        if version < self.forgotten {
+        if version < self.last_dropped {
             return Err(status::expired(format!(
                 "too old resource version: {version} ({})",
-                self.forgotten
+                self.last_dropped
             )));
         }
         let first = self

@@ -266,7 +266,7 @@ fn preconditions_guard_deletion() {
 }
 
 #[test]
-fn a_dry_run_leaves_no_trace() {
+fn a_dry_run_changes_nothing() {
     let mut store = Store::default();
     let made = create(&mut store, "web");
     let none = Preconditions::default();

@@ -194,14 +194,14 @@ fn job(object: &Object, now: Time) -> Vec<Value> {
     };
     let start = Time::parse(object.text(&["status", "startTime"]));
     let end = Time::parse(object.text(&["status", "completionTime"])).unwrap_or(now);
-    let took = start.map(|start| human_duration(end.seconds_since(start)));
+    let duration = start.map(|start| human_duration(end.seconds_since(start)));
     let wanted = object.at(&["spec", "completions"]).and_then(Value::as_i64);
     let done = number(object, &["status", "succeeded"]);
     vec![
         object.name().into(),
         state.into(),
         format!("{done}/{}", wanted.unwrap_or(1)).into(),
-        took.unwrap_or_default().into(),
+        duration.unwrap_or_default().into(),
         age(object.creation_timestamp(), now).into(),
     ]
 }

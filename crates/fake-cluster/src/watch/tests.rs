@@ -8,9 +8,9 @@ use crate::store::{History, Preconditions};
 use crate::test_fixtures::{config_maps, now, object};
 
 fn write(store: &mut Store, name: &str, app: &str) {
-    let asked = || object(name, json!({"metadata": {"labels": {"app": app}}}));
-    if now(|it| store.create(&config_maps(), "shop", asked(), it)).is_err() {
-        now(|it| store.update(&config_maps(), "shop", name, asked(), Part::Main, it)).unwrap();
+    let labelled = || object(name, json!({"metadata": {"labels": {"app": app}}}));
+    if now(|it| store.create(&config_maps(), "shop", labelled(), it)).is_err() {
+        now(|it| store.update(&config_maps(), "shop", name, labelled(), Part::Main, it)).unwrap();
     }
 }
 
@@ -56,9 +56,9 @@ fn a_watch_starts_as_requested() {
             .map(|it| words(&it.1))
             .map_err(|it| it.message)
     };
-    let there = ["ADDED a", "ADDED b", "ADDED c"];
-    assert_eq!(begin("", WatchStart::Default).unwrap(), there);
-    assert_eq!(begin("0", WatchStart::Default).unwrap(), there);
+    let existing = ["ADDED a", "ADDED b", "ADDED c"];
+    assert_eq!(begin("", WatchStart::Default).unwrap(), existing);
+    assert_eq!(begin("0", WatchStart::Default).unwrap(), existing);
     assert_eq!(begin("3", WatchStart::Default).unwrap(), [""; 0]);
     assert_eq!(begin("", WatchStart::ChangesOnly).unwrap(), [""; 0]);
     assert_eq!(
@@ -162,7 +162,7 @@ struct Client {
 }
 
 impl Client {
-    fn ask(&mut self, store: &Store) {
+    fn poll(&mut self, store: &Store) {
         let news = self.watcher.poll_changes(store).unwrap();
         self.take(news);
     }
@@ -198,7 +198,7 @@ impl Client {
 }
 
 #[test]
-fn a_thousand_objects_are_seen_by_twenty_watchers_once_and_in_order() {
+fn twenty_watchers_receive_a_thousand_objects_once_and_in_order() {
     let mut store = Store::default();
     let mut clients: Vec<Client> = Vec::new();
     for _ in 0..20 {
@@ -220,7 +220,7 @@ fn a_thousand_objects_are_seen_by_twenty_watchers_once_and_in_order() {
         }
         for (rhythm, client) in clients.iter_mut().enumerate() {
             if round % (1 + rhythm * rhythm) == 0 {
-                client.ask(&store);
+                client.poll(&store);
             }
         }
     }
@@ -231,7 +231,7 @@ fn a_thousand_objects_are_seen_by_twenty_watchers_once_and_in_order() {
         .collect();
     assert_eq!(events.len(), 2000);
     for mut client in clients {
-        client.ask(&store);
+        client.poll(&store);
         assert_eq!(client.seen, events);
         assert!(client.objects.is_empty());
     }
@@ -239,7 +239,7 @@ fn a_thousand_objects_are_seen_by_twenty_watchers_once_and_in_order() {
 
 proptest! {
     #[test]
-    fn every_watcher_sees_every_event_once_and_in_order(
+    fn every_watcher_receives_every_event_once_and_in_order(
         steps in proptest::collection::vec(step(), 1..120),
     ) {
         let mut store = Store::default();
@@ -260,13 +260,13 @@ proptest! {
                 }
                 Step::ApiRequest(which) => {
                     if let Some((client, ..)) = clients.get_mut(which) {
-                        client.ask(&store);
+                        client.poll(&store);
                     }
                 }
             }
         }
         for (client, since, initial) in &mut clients {
-            client.ask(&store);
+            client.poll(&store);
             let resource = config_maps().resource;
             let listed = store.list(
                 &resource, "shop", &client.selection(), &ListOptions::default(),

@@ -49,7 +49,7 @@ async fn the_result_of_a_command_is_reported_in_every_protocol() {
 #[tokio::test]
 async fn a_slow_client_gets_all_output() {
     let fixture = fixture().await;
-    // Fills all buffers, again and again, without waiting for room.
+    // Fills all buffers repeatedly, without waiting for room.
     let fill = "dd if=/dev/zero bs=4096 count=256 oflag=nonblock 2>> counts";
     let script = format!("for i in 1 2 3 4 5 6 7 8; do {fill}; sleep 0.1; done; echo > over");
     let query = query(&["/bin/sh", "-c", &script], "stdout=true");
@@ -74,7 +74,7 @@ async fn a_slow_client_gets_all_output() {
 }
 
 #[tokio::test]
-async fn a_command_ends_though_a_background_process_holds_its_output() {
+async fn a_command_ends_although_a_background_process_holds_its_output() {
     let fixture = fixture().await;
     // The background process has its own session, and writes continuously.
     let left = "setsid sh -c 'echo $$ > id; while echo more; do :; done' & ";
@@ -215,17 +215,17 @@ async fn a_disconnect_ends_the_command_and_its_children() {
         .split_whitespace()
         .map(|it| it.parse().unwrap())
         .collect();
-    assert!(ids.iter().all(|id| is_alive(*id)));
+    assert!(ids.iter().all(|id| is_running(*id)));
     client.disconnect();
     eventually(
-        || ids.iter().all(|id| !is_alive(*id)).then_some(()),
+        || ids.iter().all(|id| !is_running(*id)).then_some(()),
         "both processes have exited",
     )
     .await;
 }
 
 /// Whether a process exists that is not a zombie.
-pub(crate) fn is_alive(id: i32) -> bool {
+pub(crate) fn is_running(id: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat"));
     stat.is_ok_and(|stat| !stat.contains(") Z "))
 }

@@ -9,7 +9,7 @@ use skewbridge_fake_cluster::server::pod_streams::StreamKind::Exec;
 use skewbridge_fake_cluster::status::GroupResource;
 use skewbridge_remotecommand::{ExitCode, Outcome, SpdyProtocol};
 
-use crate::commands::is_alive;
+use crate::commands::is_running;
 use crate::node_fixture::{NodeFixture, eventually, pods, query};
 
 fn shell(script: &str, policy: &str) -> Value {
@@ -80,13 +80,13 @@ async fn pods_end_as_their_processes_do() {
 }
 
 #[tokio::test]
-async fn a_deleted_pod_gets_its_grace_and_is_gone() {
+async fn a_deleted_pod_is_removed_after_its_grace_period() {
     let fixture = NodeFixture::new();
-    // It traps SIGTERM, and continues.
-    let asked = fixture.scratch.path().join("asked");
+    // The process traps SIGTERM, and continues.
+    let signalled = fixture.scratch.path().join("signalled");
     let script = format!(
         "trap 'echo > {}' TERM; echo $$ > id; while :; do sleep 0.1; done",
-        asked.display()
+        signalled.display()
     );
     let pod = fixture.running("web", &shell(&script, "Always")).await;
     let directory = fixture.directory(&pod);
@@ -101,7 +101,7 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
         "the pod runs",
     )
     .await;
-    assert!(is_alive(id));
+    assert!(is_running(id));
     let marked = fixture
         .store
         .modify(&pods(), "default", "web", Part::Main, |pod| {
@@ -110,12 +110,16 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
     marked.unwrap();
     let begun = Instant::now();
     fixture.delete_within("web", 3600);
-    eventually(|| asked.exists().then_some(()), "it is asked to end").await;
+    eventually(
+        || signalled.exists().then_some(()),
+        "the process gets SIGTERM",
+    )
+    .await;
     assert!(fixture.pod("web").deletion_timestamp().is_some());
-    assert!(is_alive(id));
+    assert!(is_running(id));
     // A shorter grace period overrides a longer one.
     fixture.delete_within("web", 1);
-    eventually(|| (!is_alive(id)).then_some(()), "its process is gone").await;
+    eventually(|| (!is_running(id)).then_some(()), "the process is gone").await;
     assert!(begun.elapsed() < Duration::from_secs(30));
     eventually(
         || (!directory.exists()).then_some(()),
@@ -135,7 +139,7 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
 #[tokio::test]
 async fn a_pod_deleted_without_grace_leaves_no_directory() {
     let fixture = NodeFixture::new();
-    // They write there until they are killed.
+    // The processes write to the directory until they are killed.
     let write = "while :; do mkdir -p $n; echo > $n/$i; i=$((i+1)); rm -r $n; done";
     let script = format!("for n in a b c; do (i=0; {write}) & done; echo > begun; wait");
     let pod = fixture.running("web", &shell(&script, "Always")).await;
@@ -189,7 +193,7 @@ async fn a_node_that_ends_leaves_nothing_behind() {
     .await;
     drop(fixture.node);
     eventually(
-        || ids.iter().all(|id| !is_alive(*id)).then_some(()),
+        || ids.iter().all(|id| !is_running(*id)).then_some(()),
         "all are gone",
     )
     .await;
@@ -216,13 +220,13 @@ async fn read_escaped_pids(directory: &Path) -> Vec<i32> {
         "all processes have started",
     )
     .await;
-    assert!(ids.iter().all(|id| is_alive(*id)), "{ids:?}");
+    assert!(ids.iter().all(|id| is_running(*id)), "{ids:?}");
     ids
 }
 
 async fn gone(ids: &[i32]) {
-    let all_gone = || ids.iter().all(|id| !is_alive(*id)).then_some(());
-    eventually(all_gone, "all are gone").await;
+    let all_exited = || ids.iter().all(|id| !is_running(*id)).then_some(());
+    eventually(all_exited, "all are gone").await;
 }
 
 #[tokio::test]
@@ -248,7 +252,7 @@ async fn escaped_processes_end_with_the_main_process() {
         .await;
     assert_eq!(state(&pod, "/0/state/terminated/exitCode"), 7);
     // The status is written only after they have exited.
-    assert!(ids.iter().all(|id| !is_alive(*id)), "{ids:?}");
+    assert!(ids.iter().all(|id| !is_running(*id)), "{ids:?}");
 }
 
 #[tokio::test]
@@ -261,13 +265,13 @@ async fn escaped_processes_end_with_the_node() {
     for name in ["session", "job", "orphan"] {
         std::fs::remove_file(directory.join(name)).unwrap();
     }
-    // Also of exec.
+    // Processes of exec too.
     let query = query(&["/bin/sh", "-c", &script], "stdin=true&stdout=true");
     let client = fixture.spdy(Exec, &query, SpdyProtocol::V4).await;
     ids.extend(read_escaped_pids(&directory).await);
     client.disconnect();
     drop(fixture.node);
-    assert!(ids.iter().all(|id| !is_alive(*id)), "{ids:?}");
+    assert!(ids.iter().all(|id| !is_running(*id)), "{ids:?}");
 }
 
 #[tokio::test]

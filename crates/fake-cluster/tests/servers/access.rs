@@ -7,7 +7,7 @@ use skewbridge_testkit::TlsClient;
 use crate::cluster_fixture::{Client, Cluster, TestResponse, VISITOR_TOKEN};
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
-const WHO_AM_I: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
 async fn send_request(
     client: &TlsClient,
@@ -26,7 +26,7 @@ async fn current_user(
 ) -> TestResponse {
     let client = Client(client.http2(cluster.new.address()).await.unwrap());
     client
-        .send_request(Method::POST, WHO_AM_I, headers, "{}")
+        .send_request(Method::POST, SELF_SUBJECT_REVIEWS, headers, "{}")
         .await
 }
 
@@ -40,12 +40,12 @@ async fn a_certificate_authenticates_a_user() {
         user["groups"],
         json!(["system:masters", "system:authenticated"])
     );
-    let strangers = skewbridge_testkit::Ca::new("strangers");
-    let stranger = cluster
+    let untrusted_ca = skewbridge_testkit::Ca::new("untrusted_ca");
+    let without_certificate = cluster
         .pki
         .anonymous()
-        .identity(&strangers.client("admin", &["system:masters"]));
-    let refused = current_user(&stranger, &cluster, &[]).await;
+        .identity(&untrusted_ca.client("admin", &["system:masters"]));
+    let refused = current_user(&without_certificate, &cluster, &[]).await;
     assert_eq!(
         (refused.code, &refused.body["message"]),
         (401, &json!("Unauthorized"))
@@ -222,9 +222,9 @@ async fn access_reviews_are_answered() {
         (response.code, &response.body["status"]["allowed"]),
         (201, &json!(true))
     );
-    let theirs = json!({"spec": {"user": "visitor", "resourceAttributes": about}});
+    let of_visitor = json!({"spec": {"user": "visitor", "resourceAttributes": about}});
     let response = client
-        .post(&format!("{group}/subjectaccessreviews"), &theirs)
+        .post(&format!("{group}/subjectaccessreviews"), &of_visitor)
         .await;
     assert_eq!(response.body["status"]["allowed"], false);
     let path = json!({"spec": {"nonResourceAttributes": {"verb": "get", "path": "/metrics"}}});

@@ -19,8 +19,8 @@ const TEST_TIMEOUT: Duration = Duration::from_mins(4);
 async fn collect_events(watch: &mut Watch) -> BTreeMap<String, Vec<&'static str>> {
     let mut events: BTreeMap<String, Vec<&'static str>> = BTreeMap::new();
     let mut last = 0;
-    let mut gone = 0;
-    while gone < CLIENTS * OBJECTS_PER_CLIENT {
+    let mut deleted_count = 0;
+    while deleted_count < CLIENTS * OBJECTS_PER_CLIENT {
         let event = watch.next().await.expect("the watch is open");
         let metadata = &event["object"]["metadata"];
         let version: u64 = metadata["resourceVersion"]
@@ -34,7 +34,7 @@ async fn collect_events(watch: &mut Watch) -> BTreeMap<String, Vec<&'static str>
         let kind = match event["type"].as_str().unwrap() {
             "ADDED" => "ADDED",
             "DELETED" => {
-                gone += 1;
+                deleted_count += 1;
                 "DELETED"
             }
             other => panic!("{other}"),
@@ -59,7 +59,7 @@ async fn make_and_delete(client: Client, number: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_watcher_sees_every_event_once_and_in_order() {
+async fn every_watcher_receives_every_event_once_and_in_order() {
     let cluster = Cluster::start().await;
     let mut watchers = JoinSet::new();
     let mut writers = JoinSet::new();

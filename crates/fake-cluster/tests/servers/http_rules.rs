@@ -5,7 +5,7 @@ use skewbridge_testkit::proxy_suites::smuggling::malformed_heads;
 use crate::cluster_fixture::Cluster;
 
 #[tokio::test]
-async fn malformed_heads_are_rejected_and_nothing_after_them_is_read() {
+async fn malformed_heads_are_rejected_and_the_bytes_after_them_are_not_read() {
     let cluster = Cluster::start().await;
     for (name, sent) in malformed_heads() {
         let mut client = cluster

@@ -33,21 +33,25 @@ async fn each_server_has_a_lease_under_its_name() {
 async fn only_later_releases_delete_their_lease() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.middle).await;
-    let there = async |identity: &str| client.get(&format!("{LEASES}/{identity}")).await.code;
+    let lease_status =
+        async |identity: &str| client.get(&format!("{LEASES}/{identity}")).await.code;
     let (old, new) = (
         cluster.old.identity().to_owned(),
         cluster.new.identity().to_owned(),
     );
     cluster.old.stop().await;
     cluster.new.stop().await;
-    assert_eq!((there(&old).await, there(&new).await), (200, 404));
+    assert_eq!(
+        (lease_status(&old).await, lease_status(&new).await),
+        (200, 404)
+    );
     // A killed server deletes nothing.
     let again = cluster
         .pki
         .start(Release::V1_36, &cluster.store, Arc::new(NoNode))
         .await;
     again.kill().await;
-    assert_eq!(there(&new).await, 200);
+    assert_eq!(lease_status(&new).await, 200);
 }
 
 #[tokio::test]

@@ -74,9 +74,9 @@ async fn conflicting_writes_are_refused() {
     let other = cluster.admin(&cluster.old).await;
     let mut object = client.post(MAPS, &config_map("web", "1")).await.body;
     let path = format!("{MAPS}/web");
-    let mut theirs = object.clone();
-    theirs["data"]["key"] = "2".into();
-    assert_eq!(other.put(&path, &theirs).await.code, 200);
+    let mut concurrent = object.clone();
+    concurrent["data"]["key"] = "2".into();
+    assert_eq!(other.put(&path, &concurrent).await.code, 200);
     object["data"]["key"] = "3".into();
     let refused = client.put(&path, &object).await;
     assert_eq!(
@@ -149,11 +149,14 @@ async fn lists_have_pages_and_selectors() {
     assert_eq!(names(&selected), ["c"]);
     let everywhere = client.get("/api/v1/configmaps").await.body;
     assert_eq!(everywhere["items"].as_array().unwrap().len(), 6);
-    let gone = client
+    let expired = client
         .delete(&format!("{MAPS}?labelSelector=app!%3Da"))
         .await;
     assert_eq!(
-        (gone.code, gone.body["items"].as_array().unwrap().len()),
+        (
+            expired.code,
+            expired.body["items"].as_array().unwrap().len()
+        ),
         (200, 5)
     );
     assert_eq!(names(&client.get(MAPS).await.body), ["a"]);
@@ -365,8 +368,8 @@ async fn pods_on_a_node_get_their_grace_period() {
     let form = "application/merge-patch+json";
     let response = client.patch(&format!("{path}/status"), form, &status).await;
     assert_eq!(response.body["status"]["phase"], "Running");
-    let gone = client.delete(&format!("{path}?gracePeriodSeconds=0")).await;
-    assert_eq!((gone.code, &gone.body["kind"]), (200, &json!("Pod")));
+    let deleted = client.delete(&format!("{path}?gracePeriodSeconds=0")).await;
+    assert_eq!((deleted.code, &deleted.body["kind"]), (200, &json!("Pod")));
     assert_eq!(client.get(&path).await.code, 404);
 }
 

@@ -30,17 +30,17 @@ async fn an_object_of_an_old_server_can_be_written_back() {
     assert_eq!(made.code, 201, "{made:?}");
     let at = format!("{DEPLOYMENTS}/d");
     let time = "/spec/template/metadata/creationTimestamp";
-    let shown = old.get(&at).await.body;
-    assert_eq!(shown.pointer(time), Some(&Value::Null));
+    let response = old.get(&at).await.body;
+    assert_eq!(response.pointer(time), Some(&Value::Null));
     assert_eq!(
         old.get(DEPLOYMENTS).await.body["items"][0].pointer(time),
         Some(&Value::Null)
     );
-    let again = old.put(&at, &shown).await;
+    let again = old.put(&at, &response).await;
     assert_eq!(again.code, 200, "{again:?}");
-    let shown = new.get(&at).await.body;
-    assert_eq!(shown.pointer(time), None);
-    assert_eq!(shown["metadata"]["generation"], 1);
+    let response = new.get(&at).await.body;
+    assert_eq!(response.pointer(time), None);
+    assert_eq!(response["metadata"]["generation"], 1);
 }
 
 #[tokio::test]
@@ -57,9 +57,9 @@ async fn binding_a_pod_does_not_change_its_generation() {
     let bound = new.post(&format!("{PODS}/p/binding"), &binding).await;
     assert_eq!(bound.code, 201, "{bound:?}");
     let at = format!("{PODS}/p");
-    let shown = new.get(&at).await.body;
-    assert_eq!(shown["spec"]["nodeName"], "n");
-    assert_eq!(shown["metadata"]["generation"], 1);
+    let response = new.get(&at).await.body;
+    assert_eq!(response["spec"]["nodeName"], "n");
+    assert_eq!(response["metadata"]["generation"], 1);
     assert!(old.get(&at).await.body["metadata"]["generation"].is_null());
     let mut watch = old.watch(&format!("{PODS}?watch=true")).await;
     let event = watch.next().await.unwrap();

@@ -136,15 +136,15 @@ async fn a_watch_from_an_expired_version_gets_410() {
             .await;
         assert_eq!(response.code, 201);
     }
-    let mut gone = client
+    let mut expired = client
         .watch(&format!("{MAPS}?watch=1&resourceVersion=5"))
         .await;
-    let event = gone.next().await.unwrap();
+    let event = expired.next().await.unwrap();
     assert_eq!(event["type"], "ERROR");
     assert_eq!(event["object"]["kind"], "Status");
     assert_eq!(event["object"]["code"], 410);
     assert_eq!(event["object"]["reason"], "Expired");
-    assert_eq!(gone.next().await, None);
+    assert_eq!(expired.next().await, None);
     let old = client
         .get(&format!(
             "{MAPS}?resourceVersion=5&resourceVersionMatch=Exact"

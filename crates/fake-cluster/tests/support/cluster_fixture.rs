@@ -136,7 +136,7 @@ impl PodStreams for NoNode {
 /// A client over HTTP/2.
 pub(crate) struct Client(pub(crate) H2Client);
 
-/// An answer.
+/// The response to a request.
 #[derive(Debug)]
 pub(crate) struct TestResponse {
     pub(crate) code: u16,

@@ -172,12 +172,12 @@ impl NodeFixture {
             StreamResponse::Switch(_, handler) => handler,
             other => panic!("{other:?}"),
         };
-        let (here, there) = tokio::io::duplex(64 * 1024);
+        let (client_io, node_io) = tokio::io::duplex(64 * 1024);
         tokio::spawn(handler.run(UpgradedStream {
-            io: Box::new(there),
+            io: Box::new(node_io),
             input: BytesMut::new(),
         }));
-        here
+        client_io
     }
 
     pub(crate) async fn spdy(

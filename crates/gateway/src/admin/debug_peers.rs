@@ -5,10 +5,12 @@ use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
 use skewbridge_discovery::Index;
-use skewbridge_peer_directory::registry::RegistryStatus;
+use skewbridge_peer_directory::registry::{AddressOrigin, RegistryStatus};
 use skewbridge_peer_directory::{MicroTime, Peer, reachability};
 
+use crate::admission_guard::{PolicyKind, PolicyMatches};
 use crate::cluster_state::{Cluster, ClusterHandle};
+use crate::health::BackendHealth;
 use crate::local_identity::{LeaseRenewer, LocalIdentity};
 use crate::peer_config::PeeringDisabled;
 
@@ -26,6 +28,32 @@ struct View {
     #[serde(skip_serializing_if = "Option::is_none")]
     registry: Option<RegistryView>,
     peers: Vec<PeerView>,
+    /// Admission policies that not all servers enforce.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    policies: Vec<PolicyView>,
+}
+
+/// A kind of admission policy that not all servers enforce.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PolicyView {
+    resource: String,
+    version: String,
+    /// The number of policies; absent if they cannot be read, so that every write may match them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    objects: Option<usize>,
+    matches: PolicyMatches,
+}
+
+impl From<&PolicyKind> for PolicyView {
+    fn from(kind: &PolicyKind) -> Self {
+        Self {
+            resource: kind.resource.clone(),
+            version: kind.version.clone(),
+            objects: kind.objects,
+            matches: kind.matches.clone(),
+        }
+    }
 }
 
 /// The registry of peer addresses.
@@ -76,10 +104,19 @@ struct PeerView {
     /// The label `kubernetes.io/hostname` of its identity Lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<String>,
+    /// The name of its identity Lease, or its address if its Lease is not known.
     identity: String,
     version: Option<String>,
     address: Option<String>,
-    /// Whether the registry has that address now.
+    /// Where the address is from: `endpoints`, the registry, or the served record of the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address_source: Option<&'static str>,
+    /// The address of the server itself, which gets requests that its bridge does not accept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fallback_address: Option<String>,
+    /// Whether a bridge answered the last poll at that address.
+    bridge: bool,
+    /// Whether the registry or an `EndpointSlice` has that address now.
     published: bool,
     /// `bridge-left`: its bridge has announced its departure.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,25 +135,55 @@ struct PeerView {
     serves_alone: Vec<String>,
 }
 
+/// One of several kube-apiservers behind the bridge, and the others as its peers.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BackendView {
+    upstream: String,
+    #[serde(flatten)]
+    view: View,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BackendsView {
+    backends: Vec<BackendView>,
+}
+
 /// The indented JSON document.
-pub(crate) fn json(cluster_handle: &Result<Arc<ClusterHandle>, PeeringDisabled>) -> String {
-    let view = match cluster_handle {
+pub(crate) fn json(backends: &[BackendHealth], is_balanced: bool) -> String {
+    let text = match backends {
+        [sole] if !is_balanced => serde_json::to_string_pretty(&backend_view(&sole.cluster_handle)),
+        many => {
+            let views = many.iter().map(|it| BackendView {
+                upstream: it.name.clone(),
+                view: backend_view(&it.cluster_handle),
+            });
+            let backends = views.collect();
+            serde_json::to_string_pretty(&BackendsView { backends })
+        }
+    };
+    let mut text = text.unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+fn backend_view(cluster_handle: &Result<Arc<ClusterHandle>, PeeringDisabled>) -> View {
+    match cluster_handle {
         Err(why) => View {
             local_only: Some(why.to_string()),
             waiting_for: None,
             local: None,
             registry: None,
             peers: Vec::new(),
+            policies: Vec::new(),
         },
         Ok(cluster_handle) => view(
             &cluster_handle.cluster.load(),
             &cluster_handle.local,
             &cluster_handle.registry.borrow(),
         ),
-    };
-    let mut text = serde_json::to_string_pretty(&view).unwrap_or_default();
-    text.push('\n');
-    text
+    }
 }
 
 fn view(cluster: &Cluster, own: &LocalIdentity, registry: &RegistryStatus) -> View {
@@ -155,7 +222,23 @@ fn view(cluster: &Cluster, own: &LocalIdentity, registry: &RegistryStatus) -> Vi
                 peer_view(cluster, peer, &others, registry)
             })
             .collect(),
+        policies: cluster
+            .policies
+            .kinds
+            .iter()
+            .map(PolicyView::from)
+            .collect(),
     }
+}
+
+/// Where the address of a peer is from.
+fn address_source(peer: &Peer, registry: &RegistryStatus) -> Option<&'static str> {
+    let origin = peer.record.origin.filter(|_| peer.address.is_some())?;
+    Some(match origin {
+        AddressOrigin::Endpoints => "endpoints",
+        _ if !peer.published => "record",
+        _ => registry.kind.split(',').next().unwrap_or_default(),
+    })
 }
 
 fn peer_view(
@@ -174,6 +257,10 @@ fn peer_view(
             .and_then(|it| it.version.as_ref())
             .map(ToString::to_string),
         address: peer.address.map(|it| it.to_string()),
+        address_source: address_source(peer, registry),
+        fallback_address: (peer.record.fallback.as_ref())
+            .and_then(|it| Some(it.address?.to_string())),
+        bridge: peer.record.is_bridge,
         published: peer.published,
         state: peer.record.bridge_left.then_some("bridge-left"),
         alive: peer.alive_until > now,

@@ -42,7 +42,7 @@ struct FrontProxies {
 }
 
 impl TrailerFilter for TrustConfig {
-    /// A field that may not be in a header may not be in a trailer.
+    /// Removes from trailers the fields that are removed from headers.
     fn filter(&self, trailers: &mut HeaderMap) {
         self.headers().remove(trailers);
         remove_peer_hop_headers(trailers);
@@ -91,7 +91,9 @@ impl TrustConfig {
             return CertVerification::none();
         };
         let Ok((_, certificate)) = X509Certificate::from_der(leaf) else {
-            log_rejection(client, None, || "it cannot be parsed".to_owned());
+            log_rejection(client, None, || {
+                "the certificate cannot be parsed".to_owned()
+            });
             return CertVerification::none();
         };
         let is_valid = |verifier: &Arc<dyn ClientCertVerifier>| {
@@ -193,7 +195,7 @@ impl TrustConfig {
             } else {
                 Class::Authenticated
             },
-            name: user.name,
+            user,
         }))
     }
 }
@@ -393,7 +395,7 @@ mod tests {
         now: UnixTime,
     ) -> Option<String> {
         let user = client_cert.verify(trust, now).user?;
-        Some(user.name.clone())
+        Some(user.user.name.clone())
     }
 
     #[test]

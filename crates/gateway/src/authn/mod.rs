@@ -8,8 +8,8 @@ mod client_cert;
 
 use std::sync::Arc;
 
-use http::HeaderMap;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
+use http::{HeaderMap, HeaderValue};
 use skewbridge_http_signature::VerifyingKey;
 use skewbridge_k8s_api::identity::{PreparedIdentity, User};
 use skewbridge_k8s_api::version::Version;
@@ -47,8 +47,8 @@ pub enum Caller {
 /// A user with a certificate.
 #[derive(Debug)]
 pub struct CertificateUser {
-    /// The common name.
-    pub name: String,
+    /// Name, groups and extra fields.
+    pub user: User,
     /// The class of its connections in the connection slots.
     pub(crate) class: Class,
     /// Name and groups as headers, built once for each connection.
@@ -115,12 +115,19 @@ fn without_certificate(headers: &HeaderMap) -> Caller {
     }
 }
 
+/// The token of an Authorization header of a caller with one, where kube-apiserver reads it: the
+/// second word.
+pub(crate) fn bearer_token(authorization: &HeaderValue) -> Option<&str> {
+    let value = authorization.to_str().ok()?;
+    value.trim_ascii().split(' ').nth(1)
+}
+
 impl Caller {
     /// For the log: the authenticated name, or the kind of caller.
     pub fn name(&self) -> &str {
         match self {
             Self::Asserted(user) => &user.name,
-            Self::Certificate(user) => &user.name,
+            Self::Certificate(certificate) => &certificate.user.name,
             Self::Signed(user) => &user.name,
             Self::Bearer => "(bearer)",
             Self::Anonymous => "(anonymous)",
@@ -131,9 +138,19 @@ impl Caller {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
+
+    #[test]
+    fn the_token_is_the_second_word() {
+        for (value, expected) in [
+            ("Bearer t", Some("t")),
+            (" bearer t u ", Some("t")),
+            ("Bearer", None),
+        ] {
+            let value = HeaderValue::from_static(value);
+            assert_eq!(bearer_token(&value), expected, "{value:?}");
+        }
+    }
 
     #[test]
     fn tokens_are_found_where_kube_apiserver_reads_them() {

@@ -13,19 +13,19 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::config::Limits;
-use crate::metrics::connections::{ConnectionMetrics, EvictionReason};
+use crate::metrics::connections::{EvictionReason, SlotMetrics};
 use crate::source_network::SourceNetwork;
 
 use self::table::{Admission, ConnectionId, Policy, SlotTable};
 pub(crate) use self::table::{Class, is_component};
 
-/// All slots of a bridge.
+/// All slots of one port.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlots {
     shared: Mutex<Shared>,
     /// A connection has closed. Only the listener waits for it.
     closed: Notify,
-    metrics: ConnectionMetrics,
+    metrics: SlotMetrics,
 }
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ struct Shared {
 
 impl ConnectionSlots {
     /// Slots without connections.
-    pub(crate) fn new(limits: &Limits, metrics: ConnectionMetrics) -> Arc<Self> {
+    pub(crate) fn new(limits: &Limits, metrics: SlotMetrics) -> Arc<Self> {
         Arc::new(Self {
             shared: Mutex::new(Shared {
                 table: SlotTable::new(Policy::of(limits)),
@@ -57,7 +57,7 @@ impl ConnectionSlots {
 
     /// Waits for a slot for a connection from this address, and evicts another connection if the
     /// rules require it.
-    pub(crate) async fn admit(self: &Arc<Self>, source: IpAddr) -> Slot {
+    pub(crate) async fn admit(self: &Arc<Self>, source: IpAddr) -> ConnectionSlot {
         let source = SourceNetwork::of(source);
         loop {
             if let Some(slot) = self.try_admit(source) {
@@ -67,20 +67,20 @@ impl ConnectionSlots {
         }
     }
 
-    fn try_admit(self: &Arc<Self>, source: SourceNetwork) -> Option<Slot> {
+    fn try_admit(self: &Arc<Self>, source: SourceNetwork) -> Option<ConnectionSlot> {
         let mut shared = self.lock();
         let Admission::Admitted { id, evicted } = shared.table.admit(source) else {
             return None;
         };
-        if let Some((victim, reason)) = evicted {
-            if let Some(Some(task)) = shared.tasks.remove(&victim) {
+        if let Some((connection, reason)) = evicted {
+            if let Some(Some(task)) = shared.tasks.remove(&connection) {
                 task.abort();
             }
             self.metrics.evicted(reason);
         }
         shared.tasks.insert(id, None);
         self.metrics.slots(shared.table.counts());
-        Some(Slot {
+        Some(ConnectionSlot {
             slots: self.clone(),
             id,
         })
@@ -99,12 +99,12 @@ impl ConnectionSlots {
 
 /// The slot of one connection, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct ConnectionSlot {
     slots: Arc<ConnectionSlots>,
     id: ConnectionId,
 }
 
-impl Slot {
+impl ConnectionSlot {
     /// Ends the connection's task when it loses its slot.
     pub(crate) fn eviction(&self) -> Eviction {
         Eviction {
@@ -127,7 +127,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.slots.change(|shared| {
             shared.tasks.remove(&self.id);

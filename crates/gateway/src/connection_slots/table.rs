@@ -43,7 +43,7 @@ pub(crate) fn is_component(user: &str, groups: &[String]) -> bool {
 /// The class of a connection, by the identity that its client has proven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
-    /// None so far.
+    /// No identity so far.
     Unauthenticated,
     /// Any identity.
     Authenticated,
@@ -83,7 +83,7 @@ pub(super) type ConnectionId = u64;
 /// The result of admitting a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// It has a slot.
+    /// The connection has a slot.
     Admitted {
         id: ConnectionId,
         /// The connection that loses its slot for it.
@@ -111,7 +111,7 @@ pub(super) struct SlotTable {
     next: ConnectionId,
     open: HashMap<ConnectionId, (SourceNetwork, Share)>,
     unauthenticated: BTreeSet<ConnectionId>,
-    /// The same by source.
+    /// Open connections by source.
     sources: HashMap<SourceNetwork, BTreeSet<ConnectionId>>,
     overflow: BTreeSet<ConnectionId>,
     authenticated: usize,
@@ -138,7 +138,8 @@ impl SlotTable {
     /// Whether a new connection of a source below its limit would be admitted.
     pub(super) fn has_room(&self) -> bool {
         self.closing.len() < MAX_CLOSING_CONNECTIONS
-            && (self.open.len() < self.policy.max_connections || self.victim().is_some())
+            && (self.open.len() < self.policy.max_connections
+                || self.eviction_candidate().is_some())
     }
 
     /// A new connection.
@@ -146,15 +147,15 @@ impl SlotTable {
         if self.closing.len() >= MAX_CLOSING_CONNECTIONS {
             return Admission::Full;
         }
-        let evicted = match (self.over_limit(source), self.victim()) {
+        let evicted = match (self.over_limit(source), self.eviction_candidate()) {
             (Some(oldest), _) => Some((oldest, EvictionReason::SourceLimit)),
             (None, _) if self.open.len() < self.policy.max_connections => None,
             (None, Some(oldest)) => Some((oldest, EvictionReason::SlotsFull)),
             (None, None) => return Admission::Full,
         };
-        if let Some((victim, _)) = evicted {
-            self.remove(victim);
-            self.closing.insert(victim);
+        if let Some((candidate, _)) = evicted {
+            self.remove(candidate);
+            self.closing.insert(candidate);
         }
         let id = self.next;
         self.next += 1;
@@ -216,7 +217,7 @@ impl SlotTable {
     }
 
     /// The connection that is evicted when all slots are taken.
-    fn victim(&self) -> Option<ConnectionId> {
+    fn eviction_candidate(&self) -> Option<ConnectionId> {
         let oldest = self.unauthenticated.first();
         oldest.or_else(|| self.overflow.first()).copied()
     }

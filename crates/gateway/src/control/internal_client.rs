@@ -158,8 +158,9 @@ impl InternalClient {
             .cluster_handle
             .as_ref()
             .map(|it| it.cluster.load());
-        self.pools.evict_idle(|identity| {
-            (cluster.as_ref()).is_some_and(|it| it.peers.get(identity).is_some())
+        self.pools.evict_idle(|identity, address| {
+            let peer = cluster.as_ref().and_then(|it| it.peers.get(identity));
+            peer.is_some_and(|it| it.is_at(address))
         });
     }
 
@@ -209,7 +210,7 @@ impl InternalClient {
         internal: InternalRequest<'_>,
     ) -> Result<http::Response<ResponseBody>, String> {
         let bridge = &*self.bridge;
-        let (targets, metrics) = (&bridge.live.targets, &bridge.metrics);
+        let (targets, metrics) = (&bridge.targets, &bridge.metrics);
         if let InternalTarget::Peer(_) | InternalTarget::PeerAsBridgeUser(_) = target
             && let Some(conflict) = bridge.live.conflicts.of_peering()
         {

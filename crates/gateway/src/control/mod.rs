@@ -1,8 +1,11 @@
-//! Background tasks: they maintain the cluster snapshot, probe upstream, run the self-test and
-//! merge OpenAPI documents.
+//! Background tasks: they maintain the cluster snapshot, probe upstream, run the self-test, merge
+//! OpenAPI documents and find out what the ledger of vanishing APIs needs.
 
 pub(crate) mod internal_client;
 mod openapi_merger;
 pub(crate) mod peer_controller;
+pub(crate) mod review;
+pub(crate) mod reviewer;
 pub(crate) mod self_test;
 pub(crate) mod upstream_probe;
+pub(crate) mod vanishing;

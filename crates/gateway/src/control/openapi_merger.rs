@@ -17,7 +17,8 @@ use tokio::time::timeout;
 use super::internal_client::{InternalClient, InternalRequest, InternalTarget};
 use crate::gzip::gzip;
 use crate::openapi::{
-    DocumentId, DocumentRequest, LocalDocument, MergeRequest, MergedDocument, Part, PeerIds,
+    DocumentId, DocumentRequest, LocalDocument, MergeRequest, MergedDocument, Part, PeerDocument,
+    PeerIds,
 };
 
 /// The timeout of a request for a document.
@@ -55,6 +56,13 @@ pub(crate) async fn run(
                     let state = state.clone();
                     tasks.spawn(async move {
                         let _ = reply.send(state.index(&local, &contributors).await);
+                        None
+                    });
+                }
+                Some(MergeRequest::OfPeer { peer, path, reply }) => {
+                    let state = state.clone();
+                    tasks.spawn(async move {
+                        let _ = reply.send(state.of_peer(&peer, &path).await);
                         None
                     });
                 }
@@ -155,6 +163,18 @@ impl State {
             })
         });
         Some(merged.to_json())
+    }
+
+    async fn of_peer(&self, peer: &Identity, path: &str) -> PeerDocument {
+        match self.fetch(peer, path, "application/json", None).await {
+            Ok(FetchResult::Modified(_, bytes)) => PeerDocument::Found(bytes),
+            Ok(FetchResult::NotModified | FetchResult::NotFound) => PeerDocument::NotFound,
+            Err(problem) => {
+                let peer = self.name_of(peer);
+                tracing::debug!(peer, %problem, "the OpenAPI document of a peer cannot be fetched");
+                PeerDocument::Unavailable
+            }
+        }
     }
 
     /// The index of a peer. An outdated index is served while it is revalidated.

@@ -11,7 +11,10 @@ use tokio::time::{sleep, timeout};
 use super::internal_client::{InternalClient, InternalRequest, InternalResponse, InternalTarget};
 use crate::health::UpstreamHealth;
 use crate::live_config::check_published_ca;
-use crate::self_test::evaluate::{self, AuthenticatedAs, GROUP, PublishedCas, USER};
+use crate::self_test::evaluate::{
+    self, AUTHENTICATION_CONFIG_MAP_PATH, AuthenticatedAs, FORBIDDEN_PATH, GROUP, PublishedCas,
+    REVIEW, REVIEWS_PATH, USER,
+};
 use crate::self_test::{Test, TestResult};
 use crate::state::GatewayState;
 use crate::tls::own_certificates::OwnCertificates;
@@ -33,17 +36,6 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A `SelfSubjectReview`, or a `ConfigMap` with large CA bundles.
 const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
-
-/// Since 1.28.
-const REVIEWS_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-
-/// For servers without `SelfSubjectReview`: a user without permissions may not read this path, and
-/// the 403 response names the user.
-const FORBIDDEN_PATH: &str = "/skewbridge-self-test";
-
-/// The `ConfigMap` in which kube-apiserver publishes the CAs that it trusts.
-const AUTHENTICATION_CONFIG_MAP_PATH: &str =
-    "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
 
 /// The pause after a run, given the number of consecutive runs that failed or had no result.
 fn next_run_delay(unsuccessful: u32) -> Duration {
@@ -140,8 +132,7 @@ async fn fetch_authenticated_user(client: &InternalClient) -> AuthenticatedAs {
         ..User::default()
     };
     let target = InternalTarget::UpstreamAs(&user);
-    let review = br#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
-    let request = InternalRequest::json(Method::POST, REVIEWS_PATH, review.to_vec());
+    let request = InternalRequest::json(Method::POST, REVIEWS_PATH, REVIEW.into());
     let user = match send(client, target, request).await {
         Ok(response) => evaluate::authenticated_as(response.status, &response.body),
         Err(why) => return AuthenticatedAs::Unknown(why),

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use http::StatusCode;
 use skewbridge_k8s_api::version::Version;
 use tokio::time::{sleep, timeout};
@@ -13,14 +13,26 @@ use crate::control::internal_client::{
     InternalClient, InternalRequest, InternalResponse, InternalTarget,
 };
 use crate::health::UpstreamHealth;
+use crate::server_report::ServerReport;
 use crate::state::GatewayState;
-use crate::upstream_error_hint::explain;
+use crate::upstream_error_hint::{UpstreamFlags, explain};
 
 /// The interval between two probes of an upstream that was ready at the last one.
 const READY_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The interval between two probes of an upstream that was not ready.
 const NOT_READY_PROBE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The interval between two probes of one of several upstreams: as long as its readiness is not
+/// known, requests reach a server that is about to end.
+const BACKEND_PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The interval between two probes while an administrator looks at the status.
+const OBSERVED_PROBE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The pause before a probe that a failed request has caused: clients must not be able to cause
+/// a probe each.
+const MIN_PROBE_PAUSE: Duration = Duration::from_millis(100);
 
 /// The timeout of each request.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,13 +41,33 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// without a version.
 const MAX_VERSION_DENIALS: u32 = 20;
 
-/// Probes until it is dropped.
-pub(crate) async fn run(bridge: Arc<GatewayState>, health: Arc<ArcSwap<UpstreamHealth>>) {
+/// Probes until it is dropped. `is_backend`: it is one of several upstreams.
+pub(crate) async fn run(
+    bridge: Arc<GatewayState>,
+    (health, report): (
+        Arc<ArcSwap<UpstreamHealth>>,
+        Arc<ArcSwapOption<ServerReport>>,
+    ),
+    is_backend: bool,
+) {
     let (mut upstream_seen_ready, mut denials) = (false, 0);
+    let local_health = bridge.local_health.clone();
+    let failure_signal = &local_health.failure_signal;
     let prober = Prober {
         client: InternalClient::new(bridge),
+        is_backend,
+        report,
+    };
+    let observers = prober.client.bridge.activity.observers.clone();
+    let url = prober.client.bridge.url();
+    let interval = if prober.is_backend {
+        BACKEND_PROBE_INTERVAL
+    } else {
+        READY_PROBE_INTERVAL
     };
     loop {
+        // Failures during the probe are later than its answer, as far as is known.
+        let failures = failure_signal.failures();
         let health_now = timeout(PROBE_TIMEOUT, prober.health()).await;
         let now = health_now.unwrap_or_else(|_| {
             UpstreamHealth::NotReady(format!("no answer within {} s", PROBE_TIMEOUT.as_secs()))
@@ -59,24 +91,36 @@ pub(crate) async fn run(bridge: Arc<GatewayState>, health: Arc<ArcSwap<UpstreamH
         let now = match now {
             UpstreamHealth::NotReady(cause) => {
                 let files = prober.client.bridge.live.own.load();
-                UpstreamHealth::NotReady(explain(&cause, &files.upstream))
+                let flags = UpstreamFlags {
+                    url: url.clone(),
+                    ca: files.upstream.ca.clone(),
+                };
+                UpstreamHealth::NotReady(explain(&cause, &flags))
             }
             now => now,
         };
+        // First the doubts about its version.
+        local_health.probed(now == UpstreamHealth::Ready, failures);
         let before = health.swap(Arc::new(now.clone()));
         if *before != now {
             if let UpstreamHealth::NotReady(cause) = &now {
-                tracing::warn!(%cause, "upstream is not ready");
+                tracing::warn!(%url, %cause, "upstream is not ready");
             } else {
-                tracing::info!("upstream is ready");
+                tracing::info!(%url, "upstream is ready");
             }
         }
-        sleep(if upstream_seen_ready && now == UpstreamHealth::Ready {
-            READY_PROBE_INTERVAL
+        let is_observed = observers.is_observed(Instant::now());
+        let pause = sleep(if is_observed {
+            OBSERVED_PROBE_INTERVAL
+        } else if upstream_seen_ready && now == UpstreamHealth::Ready {
+            interval
         } else {
             NOT_READY_PROBE_INTERVAL
-        })
-        .await;
+        });
+        tokio::select! {
+            () = pause => {}
+            () = failure_signal.raised() => sleep(MIN_PROBE_PAUSE).await,
+        }
     }
 }
 
@@ -85,11 +129,20 @@ struct VersionUnknown;
 
 struct Prober {
     client: InternalClient,
+    is_backend: bool,
+    /// What the server reports of itself.
+    report: Arc<ArcSwapOption<ServerReport>>,
 }
 
 impl Prober {
     async fn health(&self) -> UpstreamHealth {
-        match self.get("/readyz", InternalTarget::UpstreamAnonymous).await {
+        let mut response = self.get("/readyz", InternalTarget::UpstreamAnonymous).await;
+        if self.is_backend && (response.as_ref()).is_ok_and(|it| is_denied(it.status)) {
+            // Beside other servers it matters whether this one is about to end.
+            let as_user = self.get("/readyz", InternalTarget::Upstream).await;
+            response = as_user.or(response);
+        }
+        match response {
             Ok(InternalResponse { status, .. }) if status.is_success() || is_denied(status) => {
                 UpstreamHealth::Ready
             }
@@ -117,13 +170,18 @@ impl Prober {
         }
         if let Ok(response) = response
             && response.status == StatusCode::OK
-            && let body = response.body
+            && let body = response.body.clone()
             && let Ok(VersionInfo { git_version }) = serde_json::from_slice(&body)
             && let Ok(version) = git_version.parse::<Version>()
         {
+            let report = ServerReport::parse(&response.headers, &body);
+            self.report.store(Some(Arc::new(report)));
             let version = Some(Arc::new(version));
             let before = self.client.bridge.upstream_version.swap(version.clone());
             if before != version {
+                if before.is_some() {
+                    self.client.bridge.local_health.confirmation.doubt();
+                }
                 tracing::info!(version = git_version, "the version of upstream is known");
             }
         }

@@ -100,9 +100,20 @@ impl Fields {
 impl AuthzCache {
     /// Whether there is a valid entry.
     pub(crate) fn is_permitted(&self, credential: &CredentialDigest, now: Instant) -> bool {
+        self.was_permitted(credential, ENTRY_TTL, now)
+    }
+
+    /// Whether there is an entry that is younger than this: for use while the local server cannot
+    /// be asked. Older entries than [`ENTRY_TTL`] exist as long as there is room.
+    pub(crate) fn was_permitted(
+        &self,
+        credential: &CredentialDigest,
+        within: Duration,
+        now: Instant,
+    ) -> bool {
         let permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let given = permits.get(credential);
-        given.is_some_and(|at| now.saturating_duration_since(*at) < ENTRY_TTL)
+        given.is_some_and(|at| now.saturating_duration_since(*at) < within)
     }
 
     /// Adds an entry: the local server has permitted the request.
@@ -225,8 +236,12 @@ mod tests {
         assert!(permits.is_permitted(&one, now));
         assert!(permits.is_permitted(&one, now + ENTRY_TTL / 2));
         assert!(!permits.is_permitted(&one, now + ENTRY_TTL));
+        let long = ENTRY_TTL * 30;
+        assert!(permits.was_permitted(&one, long, now + ENTRY_TTL));
+        assert!(!permits.was_permitted(&one, long, now + long));
         permits.revoke(&one);
         assert!(!permits.is_permitted(&one, now));
+        assert!(!permits.was_permitted(&one, long, now));
     }
 
     #[test]

@@ -137,7 +137,8 @@ impl DiscoveryRequest {
     }
 
     fn openapi(path: &str, head: &Parts, view: &View) -> Option<Self> {
-        if view.incomplete.is_empty() {
+        // kube-apiserver ignores the profile here: its own documents are never merged.
+        if view.incomplete.is_empty() || accept::requests_local_only(&head.headers) {
             return None;
         }
         let document_id = match path {

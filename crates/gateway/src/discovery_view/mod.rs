@@ -5,6 +5,7 @@
 mod authz_cache;
 pub(crate) mod discovery_request;
 pub(crate) mod encoded_document;
+pub(crate) mod freshness;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -22,9 +22,10 @@ const FIRST_READ_BYTES: usize = 2048;
 const LINGER_BYTES: usize = 64 * 1024;
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Reads the first bytes of a connection; fewer than a record header only at its end.
-pub(crate) async fn first_bytes(tcp: &mut TcpStream) -> io::Result<BytesMut> {
-    let mut bytes = BytesMut::with_capacity(FIRST_READ_BYTES);
+/// Reads the first bytes of a connection, after those that have been read; fewer than a record header
+/// only at its end.
+pub(crate) async fn first_bytes(tcp: &mut TcpStream, mut bytes: BytesMut) -> io::Result<BytesMut> {
+    bytes.reserve(FIRST_READ_BYTES);
     while bytes.len() < RECORD_HEADER_BYTES && tcp.read_buf(&mut bytes).await? > 0 {}
     Ok(bytes)
 }

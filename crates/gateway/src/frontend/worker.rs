@@ -1,36 +1,28 @@
 //! Worker threads. Each has its own runtime and its own connections to upstream, and shares nothing
 //! with the others that would need a lock. A request never changes threads.
 
-use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustls::ServerConfig;
+use bytes::BytesMut;
 use skewbridge_http_engine::buffer_budget::ClientLimits;
 use skewbridge_http_engine::drain::InFlight;
 use skewbridge_http_engine::server::ClientTimeouts;
 use skewbridge_http_engine::server::h2::H2Limits;
-use skewbridge_http_engine::server::{ClientIo, h1, h2};
+use skewbridge_http_engine::server::{h1, h2};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
 
-use super::plain_http;
+use super::handshake::{self, TlsConnection, accept_tls};
 use crate::authn::ClientCertState;
+use crate::balancer::Backends;
 use crate::client_connection::ClientConnection;
-use crate::connection_slots::Slot;
+use crate::connection_slots::ConnectionSlot;
 use crate::metrics::Gauge;
-use crate::metrics::connections::EvictionReason;
 use crate::proxy::handler::{ConnectionHandler, ConnectionState};
-use crate::state::GatewayState;
-use crate::upstream::Pools;
-use skewbridge_stream_io::ReadAhead;
 
 /// The interval between two checks for idle upstream connections.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -48,12 +40,14 @@ pub(crate) struct Worker {
 pub(crate) struct AcceptedConnection {
     pub(crate) tcp: std::net::TcpStream,
     pub(crate) client: SocketAddr,
-    pub(crate) slot: Slot,
+    /// What was read after the PROXY header.
+    pub(crate) buffered: BytesMut,
+    pub(crate) slot: ConnectionSlot,
 }
 
 impl Worker {
     /// Starts the thread.
-    pub(crate) fn start(number: usize, bridge: Arc<GatewayState>) -> io::Result<Self> {
+    pub(crate) fn start(number: usize, backends: Arc<Backends>) -> io::Result<Self> {
         let (connections, receiver) = mpsc::unbounded_channel();
         let running = InFlight::default();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -61,7 +55,7 @@ impl Worker {
             .build()?;
         let thread = std::thread::Builder::new()
             .name(format!("worker-{number}"))
-            .spawn(move || runtime.block_on(run(bridge, receiver)))?;
+            .spawn(move || runtime.block_on(run(number, backends, receiver)))?;
         Ok(Self {
             connections,
             running,
@@ -90,10 +84,11 @@ impl Worker {
 }
 
 async fn run(
-    bridge: Arc<GatewayState>,
+    number: usize,
+    backends: Arc<Backends>,
     mut connections: mpsc::UnboundedReceiver<(AcceptedConnection, InFlight)>,
 ) {
-    let pools = Arc::new(Pools::default());
+    let bridge = backends.client_facing().clone();
     let mut idle_check = tokio::time::interval(IDLE_CHECK_INTERVAL);
     let timeouts = ClientTimeouts {
         head: bridge.limits.read_header_timeout,
@@ -110,21 +105,24 @@ async fn run(
             accepted = connections.recv() => {
                 // The end of this future drops the runtime and all tasks.
                 let Some((accepted, running)) = accepted else { return };
-                let bridge = bridge.clone();
-                let pools = pools.clone();
+                let backends = backends.clone();
                 let open = OpenConnectionGuard::new(bridge.metrics.client_connections());
                 let eviction = accepted.slot.eviction();
                 let task = tokio::spawn(async move {
-                    connection(accepted, bridge, pools, limits).await;
+                    connection(accepted, backends, number, limits).await;
                     drop((running, open));
                 });
                 eviction.set_task(task.abort_handle());
             }
             _ = idle_check.tick() => {
-                let cluster = bridge.cluster_handle.as_ref().map(|it| it.cluster.load());
-                pools.evict_idle(|identity| {
-                    cluster.as_ref().is_some_and(|it| it.peers.get(identity).is_some())
-                });
+                for backend in backends.all().iter() {
+                    let handle = backend.state.cluster_handle.as_ref();
+                    let cluster = handle.map(|it| it.cluster.load());
+                    backend.pools[number].evict_idle(|identity, address| {
+                        let peer = cluster.as_ref().and_then(|it| it.peers.get(identity));
+                        peer.is_some_and(|it| it.is_at(address))
+                    });
+                }
             }
         }
     }
@@ -149,120 +147,51 @@ impl Drop for OpenConnectionGuard {
 /// Serves one connection. An eviction aborts this task, which drops and closes the connection.
 async fn connection(
     accepted: AcceptedConnection,
-    bridge: Arc<GatewayState>,
-    pools: Arc<Pools>,
+    backends: Arc<Backends>,
+    worker: usize,
     limits: H2Limits,
 ) {
     let AcceptedConnection {
         tcp,
         client: source,
+        buffered,
         slot,
     } = accepted;
     let Ok(tcp) = TcpStream::from_std(tcp) else {
         return;
     };
     let client = Arc::new(ClientConnection::new(source).with_slot(slot.promotion()));
-    // As in kube-apiserver, the first request head has the same timeout as later ones.
-    let first_request = bridge.limits.handshake_timeout + bridge.limits.read_header_timeout;
-    let mut timer = Some(Box::pin(sleep(first_request)));
-    let mut serving = pin!(serve(tcp, client.clone(), bridge, pools, limits));
-    let ended = poll_fn(|cx| {
-        if serving.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(ConnectionEnd::Served);
-        }
-        // This runs for each message of a stream, so the timer is dropped with the first request.
-        let Some(waiting) = &mut timer else {
-            return Poll::Pending;
-        };
-        if client.is_authenticated() || client.has_requested() {
-            timer = None;
-            return Poll::Pending;
-        }
-        waiting.as_mut().poll(cx).map(|()| ConnectionEnd::NoRequest)
-    });
-    if let ConnectionEnd::NoRequest = ended.await {
-        slot.evict(EvictionReason::NoRequest);
-    }
-}
-
-/// How a connection ended.
-enum ConnectionEnd {
-    Served,
-    /// The client has neither authenticated nor sent a request in time.
-    NoRequest,
+    let bridge = backends.client_facing().clone();
+    let serving = serve((tcp, buffered), client.clone(), backends, worker, limits);
+    handshake::serve_with_slot(slot, &client, &bridge.limits, serving).await;
 }
 
 async fn serve(
-    tcp: TcpStream,
+    tcp: (TcpStream, BytesMut),
     client: Arc<ClientConnection>,
-    bridge: Arc<GatewayState>,
-    pools: Arc<Pools>,
+    backends: Arc<Backends>,
+    worker: usize,
     limits: H2Limits,
 ) {
+    let bridge = backends.client_facing().clone();
     let source = client.source();
-    let config: Arc<ServerConfig> = bridge.live.server.load_full();
-    let accept = async {
-        let mut tcp = tcp;
-        let first = plain_http::first_bytes(&mut tcp).await?;
-        if plain_http::is_request(&first) {
-            plain_http::reject(tcp).await;
-            return Ok(None);
-        }
-        let tls = TlsAcceptor::from(config).accept(ReadAhead::with_buffered(first, tcp));
-        tls.await.map(Some)
+    let Some(TlsConnection { io, chain, is_h2 }) = accept_tls(tcp, source, &bridge).await else {
+        return;
     };
-    let tls = match timeout(bridge.limits.handshake_timeout, accept).await {
-        Ok(Ok(Some(tls))) => tls,
-        Ok(Ok(None)) => {
-            bridge.metrics.handshake_failed("not-tls");
-            tracing::debug!(client = %source, "HTTP without TLS");
-            return;
-        }
-        Ok(Err(error)) => {
-            bridge.metrics.handshake_failed(reason(&error));
-            tracing::debug!(client = %source, %error, "TLS handshake failed");
-            return;
-        }
-        Err(_) => {
-            bridge.metrics.handshake_failed("timeout");
-            return;
-        }
-    };
-    let session = tls.get_ref().1;
-    let chain = session
-        .peer_certificates()
-        .map(|chain| chain.iter().map(|it| it.clone().into_owned()).collect())
-        .unwrap_or_default();
-    let is_h2 = session.alpn_protocol() == Some(b"h2");
     let drain = bridge.drain.clone();
     let client_cert = ClientCertState::of_client(source, chain);
     client.note_certificate(client_cert.class(&bridge.live.trust.load_full()));
     let service = ConnectionHandler(Arc::new(ConnectionState {
         limits: ClientLimits::new(client.clone(), bridge.buffers.clone()),
         bridge,
-        pools,
+        backends,
+        worker,
         client,
         client_cert,
     }));
-    let io = ClientIo::Tls(Box::new(tls));
     if is_h2 {
         h2::serve(io, service, limits, drain).await;
     } else {
         h1::serve(io, service, limits.timeouts, drain).await;
-    }
-}
-
-/// The metric label.
-fn reason(error: &io::Error) -> &'static str {
-    let tls = error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    match tls {
-        Some(rustls::Error::InvalidMessage(_)) => "not-tls",
-        Some(rustls::Error::AlertReceived(_)) => "refused-by-client",
-        Some(rustls::Error::PeerIncompatible(_)) => "incompatible",
-        Some(rustls::Error::NoApplicationProtocol) => "no-common-protocol",
-        Some(_) => "tls",
-        None => "connection-lost",
     }
 }

@@ -7,6 +7,7 @@ use prometheus_client::registry::Registry;
 use skewbridge_http_engine::buffer_budget::{self, Eviction};
 
 use super::Gauge;
+use super::described::Described;
 
 /// Metrics of buffers.
 #[derive(Debug, Clone)]
@@ -48,7 +49,7 @@ impl BufferMetrics {
         bridge.register(
             "buffer_evictions",
             "Stalled streams that were reset, by reason",
-            Family::clone(&metrics.evictions),
+            Described(Family::clone(&metrics.evictions)),
         );
         metrics
     }

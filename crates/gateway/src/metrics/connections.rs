@@ -6,6 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
 use super::Gauge;
+use super::described::Described;
 
 /// The kind of a credential. Each has its own budget in [`crate::authentication_limit`], so that
 /// rejected certificates do not limit tokens.
@@ -56,9 +57,16 @@ impl EvictionReason {
 /// Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionMetrics {
-    evictions: Family<ReasonLabels, Counter>,
+    /// Slots of `--max-connections`.
+    pub(crate) slots: SlotMetrics,
     authentication_failures: Family<ReasonLabels, Counter>,
     authentications_limited: Family<ReasonLabels, Counter>,
+}
+
+/// Metrics of the slots of one port. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct SlotMetrics {
+    evictions: Family<ReasonLabels, Counter>,
     unauthenticated: Gauge,
     overflow: Gauge,
     authenticated: Gauge,
@@ -86,46 +94,27 @@ struct ClassLabels {
 
 impl ConnectionMetrics {
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let evictions = Family::default();
         let authentication_failures = Family::default();
         let authentications_limited = Family::default();
-        let slots = Family::<ClassLabels, Gauge>::default();
         let bridge = registry.sub_registry_with_prefix("skewbridge");
-        bridge.register(
-            "connection_evictions",
-            "Client connections closed to free their slots, by reason",
-            Family::clone(&evictions),
-        );
-        bridge.register(
-            "connection_slots",
-            "Client connections with a slot of --max-connections, by class",
-            Family::clone(&slots),
-        );
+        let slots = SlotMetrics::register(bridge, "--max-connections");
         bridge.register(
             "authentication_failures",
             "Requests whose credential was rejected by the bridge, or with 401 by kube-apiserver",
-            Family::clone(&authentication_failures),
+            Described(Family::clone(&authentication_failures)),
         );
         bridge.register(
             "authentications_limited",
             "Requests answered 429 because their source had too many authentication failures",
-            Family::clone(&authentications_limited),
+            Described(Family::clone(&authentications_limited)),
         );
         // All series exist from the start, so that the first event is an increase.
-        for reason in EvictionReason::ALL.map(EvictionReason::as_str) {
-            drop(evictions.get_or_create(&ReasonLabels { reason }));
-        }
         for reason in Credential::ALL.map(Credential::as_str) {
             drop(authentication_failures.get_or_create(&ReasonLabels { reason }));
             drop(authentications_limited.get_or_create(&ReasonLabels { reason }));
         }
-        let class = |class| slots.get_or_create_owned(&ClassLabels { class });
         Self {
-            unauthenticated: class("unauthenticated"),
-            overflow: class("overflow"),
-            authenticated: class("authenticated"),
-            reserved: class("reserved"),
-            evictions,
+            slots,
             authentication_failures,
             authentications_limited,
         }
@@ -141,6 +130,35 @@ impl ConnectionMetrics {
         let reason = credential.as_str();
         let limited = &self.authentications_limited;
         limited.get_or_create(&ReasonLabels { reason }).inc();
+    }
+}
+
+impl SlotMetrics {
+    /// Registers the metrics of the slots that this flag limits or opens.
+    pub(super) fn register(registry: &mut Registry, flag: &str) -> Self {
+        let evictions = Family::default();
+        let slots = Family::<ClassLabels, Gauge>::default();
+        registry.register(
+            "connection_evictions",
+            format!("Client connections closed to free their slots of {flag}, by reason"),
+            Described(Family::clone(&evictions)),
+        );
+        registry.register(
+            "connection_slots",
+            format!("Client connections with a slot of {flag}, by class"),
+            Described(Family::clone(&slots)),
+        );
+        for reason in EvictionReason::ALL.map(EvictionReason::as_str) {
+            drop(evictions.get_or_create(&ReasonLabels { reason }));
+        }
+        let class = |class| slots.get_or_create_owned(&ClassLabels { class });
+        Self {
+            unauthenticated: class("unauthenticated"),
+            overflow: class("overflow"),
+            authenticated: class("authenticated"),
+            reserved: class("reserved"),
+            evictions,
+        }
     }
 
     pub(crate) fn evicted(&self, reason: EvictionReason) {

@@ -9,6 +9,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+
+use super::described::Described;
 use prometheus_client::registry::Registry;
 
 /// Counters of discovery.
@@ -16,6 +18,7 @@ use prometheus_client::registry::Registry;
 pub(crate) struct DiscoveryMetrics {
     hits: Counter,
     misses: Counter,
+    memory_answers: Counter,
     local_requests: Counter,
     fallbacks: Family<ReasonLabels, Counter>,
     bytes: Family<PathLabels, Gauge>,
@@ -64,6 +67,7 @@ impl DiscoveryMetrics {
         let metrics = Self {
             hits: Counter::default(),
             misses: Counter::default(),
+            memory_answers: Counter::default(),
             local_requests: Counter::default(),
             fallbacks: Family::default(),
             bytes: Family::default(),
@@ -93,14 +97,19 @@ impl DiscoveryMetrics {
         }
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
+            "discovery_memory_answers",
+            "Requests for merged discovery answered without a request or a poll to the local kube-apiserver",
+            metrics.memory_answers.clone(),
+        );
+        bridge.register(
             "discovery_fallbacks",
             "Requests answered with discovery of the local kube-apiserver instead of merged discovery",
-            metrics.fallbacks.clone(),
+            Described(metrics.fallbacks.clone()),
         );
         bridge.register(
             "discovery_document_bytes",
             "Size of the merged discovery document as JSON",
-            metrics.bytes.clone(),
+            Described(metrics.bytes.clone()),
         );
         bridge.register(
             "discovery_recompute_seconds",
@@ -121,9 +130,9 @@ impl DiscoveryMetrics {
         self.fell_back.store(false, Ordering::Relaxed);
     }
 
-    /// A request rebuilt the document with a newer document of the local server.
-    pub(crate) fn miss(&self) {
-        self.misses.inc();
+    /// A request was answered without a request or a poll to the local server.
+    pub(crate) fn memory_answer(&self) {
+        self.memory_answers.inc();
     }
 
     /// A request was for discovery of the local server.
@@ -145,27 +154,25 @@ impl DiscoveryMetrics {
         }
     }
 
-    /// The merged document was rebuilt: the sizes of its encodings by path. Without peers there
-    /// is none.
-    pub(crate) fn recomputed(
-        &self,
-        sizes: Option<impl IntoIterator<Item = (&'static str, usize)>>,
-        took: Duration,
-    ) {
-        self.bytes.clear();
-        let Some(sizes) = sizes else {
-            return;
-        };
+    /// The merged document was rebuilt.
+    pub(crate) fn recomputed(&self, took: Duration) {
         self.misses.inc();
         self.recompute.observe(took.as_secs_f64());
-        for (path, bytes) in sizes {
-            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-            self.bytes.get_or_create(&PathLabels { path }).set(bytes);
-        }
     }
 
-    /// Sets the age of the oldest merged document.
-    pub(crate) fn staleness(&self, oldest: Option<Duration>) {
+    /// Updates the gauges for a scrape: the sizes of merged documents by path, of several the largest,
+    /// and the age of the oldest one. Without peers there is none.
+    pub(crate) fn observe(
+        &self,
+        sizes: impl IntoIterator<Item = (&'static str, usize)>,
+        oldest: Option<Duration>,
+    ) {
+        self.bytes.clear();
+        for (path, bytes) in sizes {
+            let gauge = self.bytes.get_or_create(&PathLabels { path });
+            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+            gauge.set(bytes.max(gauge.get()));
+        }
         let seconds = oldest.unwrap_or_default().as_secs();
         self.staleness
             .set(i64::try_from(seconds).unwrap_or(i64::MAX));

@@ -6,6 +6,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use skewbridge_http_engine::header_bounds::HeaderLimit;
 
+use super::described::Described;
+
 /// Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct HeaderMetrics(Family<Labels, Counter>);
@@ -21,7 +23,7 @@ impl HeaderMetrics {
         registry.sub_registry_with_prefix("skewbridge").register(
             "header_limits",
             "Requests and connections that reached a limit on headers, by limit",
-            Family::clone(&metrics.0),
+            Described(Family::clone(&metrics.0)),
         );
         // All series exist from the start, so that the first event is an increase.
         for limit in HeaderLimit::ALL.map(HeaderLimit::as_str) {

@@ -1,15 +1,21 @@
 //! All metrics of the bridge. Each metric has a help line here and one owner that updates it; labels
 //! are bounded.
 
+pub(crate) mod admin;
+pub(crate) mod backends;
 pub(crate) mod buffers;
 pub(crate) mod connections;
+mod described;
 pub(crate) mod discovery;
+#[cfg(test)]
+mod documentation;
 pub mod headers;
 pub(crate) mod peers;
 pub(crate) mod placement;
 pub(crate) mod process;
 pub(crate) mod signatures;
 pub(crate) mod streams;
+pub(crate) mod vanishing;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64};
@@ -24,8 +30,11 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use admin::AdminMetrics;
+use backends::{BackendFamilies, BackendMetrics};
 use buffers::BufferMetrics;
 use connections::ConnectionMetrics;
+use described::Described;
 use discovery::DiscoveryMetrics;
 use headers::HeaderMetrics;
 use peers::PeerMetrics;
@@ -33,6 +42,7 @@ use placement::PlacementMetrics;
 use process::ProcessMetrics;
 use signatures::SignatureMetrics;
 use streams::StreamMetrics;
+use vanishing::VanishingMetrics;
 
 /// A gauge, owned by the code that changes it.
 pub type Gauge = gauge::Gauge<i64, AtomicI64>;
@@ -64,6 +74,9 @@ struct Inner {
     connections: ConnectionMetrics,
     buffers: BufferMetrics,
     headers: HeaderMetrics,
+    backends: BackendFamilies,
+    admin: AdminMetrics,
+    vanishing: VanishingMetrics,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -171,12 +184,12 @@ impl Metrics {
         bridge.register(
             "requests",
             "Requests, by destination, verb and code (499: the client disconnected first)",
-            Family::clone(&requests),
+            Described(Family::clone(&requests)),
         );
         bridge.register(
             "request_duration_seconds",
             "Time from the head of a request to the end of its response",
-            Family::clone(&duration),
+            Described(Family::clone(&duration)),
         );
         bridge.register(
             "response_bytes",
@@ -191,12 +204,12 @@ impl Metrics {
         bridge.register(
             "upstream_connections",
             "Open connections to the kube-apiserver behind this bridge, and to peers",
-            Family::clone(&upstream_connections),
+            Described(Family::clone(&upstream_connections)),
         );
         bridge.register(
             "upstream_streams",
             "Requests in flight on HTTP/2 connections to upstream",
-            Family::clone(&upstream_streams),
+            Described(Family::clone(&upstream_streams)),
         );
         bridge.register(
             "upstream_retries",
@@ -206,17 +219,17 @@ impl Metrics {
         bridge.register(
             "tls_handshake_failures",
             "Client connections that ended before a request, by reason",
-            Family::clone(&handshake_failures),
+            Described(Family::clone(&handshake_failures)),
         );
         bridge.register(
             "file_reloads",
             "Reloads of changed files, by flag and result",
-            Family::clone(&reloads),
+            Described(Family::clone(&reloads)),
         );
         bridge.register(
             "certificate_expiration_timestamp_seconds",
             "When the first certificate of a flag expires",
-            Family::clone(&certificate_expiry),
+            Described(Family::clone(&certificate_expiry)),
         );
         bridge.register(
             "ready",
@@ -226,7 +239,7 @@ impl Metrics {
         bridge.register(
             "self_test_up",
             "Whether a self-test passed in its last run; no series without a result",
-            Family::clone(&self_test),
+            Described(Family::clone(&self_test)),
         );
         let peers = PeerMetrics::register(&mut registry);
         let discovery = DiscoveryMetrics::register(&mut registry);
@@ -236,6 +249,9 @@ impl Metrics {
         let connections = ConnectionMetrics::register(&mut registry);
         let buffers = BufferMetrics::register(&mut registry);
         let headers = HeaderMetrics::register(&mut registry);
+        let backends = BackendFamilies::register(&mut registry);
+        let admin = AdminMetrics::register(&mut registry);
+        let vanishing = VanishingMetrics::register(&mut registry);
         registry.register_collector(Box::new(ProcessMetrics));
         Self(Arc::new(Inner {
             registry,
@@ -259,6 +275,9 @@ impl Metrics {
             connections,
             buffers,
             headers,
+            backends,
+            admin,
+            vanishing,
         }))
     }
 
@@ -273,6 +292,11 @@ impl Metrics {
     /// Metrics of discovery.
     pub(crate) fn discovery(&self) -> &DiscoveryMetrics {
         &self.0.discovery
+    }
+
+    /// Metrics of calls to APIs that the next minor version does not serve.
+    pub(crate) fn vanishing(&self) -> &VanishingMetrics {
+        &self.0.vanishing
     }
 
     /// Metrics of peers.
@@ -297,6 +321,11 @@ impl Metrics {
     /// Metrics of client connections and of failed authentications.
     pub(crate) fn connections(&self) -> &ConnectionMetrics {
         &self.0.connections
+    }
+
+    /// Metrics of the secure admin port.
+    pub(crate) fn admin(&self) -> &AdminMetrics {
+        &self.0.admin
     }
 
     /// Metrics of buffered bytes.
@@ -353,6 +382,16 @@ impl Metrics {
         let leg = deprecated_leg(identity);
         let labels = LegLabels { leg, identity };
         self.0.upstream_streams.get_or_create_owned(&labels)
+    }
+
+    /// The metrics of one backend, by host and port.
+    pub(crate) fn backend(&self, upstream: &str) -> BackendMetrics {
+        self.0.backends.of(upstream)
+    }
+
+    /// Removes the metrics of a backend.
+    pub(crate) fn remove_backend(&self, upstream: &str) {
+        self.0.backends.remove(upstream);
     }
 
     pub(crate) fn upstream_retry(&self) {

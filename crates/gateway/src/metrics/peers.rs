@@ -1,15 +1,13 @@
 //! Metrics of peers: with the names of KEP-4020, with those of kube-apiserver, and with names of the
 //! bridge where neither has one.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -17,6 +15,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use skewbridge_k8s_api::request_info::RequestInfo;
 use skewbridge_peer_directory::registry::RegistryStatus;
+
+use super::described::Described;
 use skewbridge_peer_directory::{Identity, Peer, Peers, reachability};
 
 /// Counters of peers.
@@ -64,7 +64,7 @@ struct CachedSeries {
 }
 
 impl CachedSeries {
-    fn is(&self, peer: &Peer, request: &RequestInfo<'_>, code: u16) -> bool {
+    fn matches(&self, peer: &Peer, request: &RequestInfo<'_>, code: u16) -> bool {
         self.code == code
             && self.resource == request.resource
             && self.group == request.group
@@ -107,7 +107,7 @@ struct TypeLabels {
     r#type: &'static str,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, EncodeLabelSet)]
 struct PeerLabels {
     peer: String,
     host: String,
@@ -181,20 +181,6 @@ impl SyncError {
     }
 }
 
-/// A family that is described before its first sample, so that it can be found in a scrape.
-#[derive(Debug)]
-struct DescribedFamily<M>(M);
-
-impl<M: EncodeMetric> EncodeMetric for DescribedFamily<M> {
-    fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
-        self.0.encode(encoder)
-    }
-
-    fn metric_type(&self) -> MetricType {
-        self.0.metric_type()
-    }
-}
-
 /// From a peer in the next rack to a slow list.
 const DURATION_BUCKETS: [f64; 12] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0,
@@ -230,44 +216,44 @@ impl PeerMetrics {
             registry.register(
                 name,
                 "Requests sent to peers because the local kube-apiserver does not serve them, by the code of the response: that of the peer, or that of the bridge if no peer answered",
-                DescribedFamily(metrics.rerouted.clone()),
+                Described(metrics.rerouted.clone()),
             );
         }
         registry.register(
             "apiserver_peer_proxy_errors",
             "Requests that a peer did not accept, by cause",
-            DescribedFamily(metrics.errors.clone()),
+            Described(metrics.errors.clone()),
         );
         registry.register(
             "apiserver_peer_discovery_sync_errors",
             "Failed discovery of peers, by cause",
-            DescribedFamily(metrics.sync_errors.clone()),
+            Described(metrics.sync_errors.clone()),
         );
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
             "rerouted_requests",
             "Requests sent to peers, by the peer that answered or was tried last (empty: none had an address) and by the code of the response",
-            DescribedFamily(metrics.rerouted_to.clone()),
+            Described(metrics.rerouted_to.clone()),
         );
         bridge.register(
             "peer_request_duration_seconds",
             "Time from sending a request to a peer to the head of its response",
-            DescribedFamily(metrics.duration.clone()),
+            Described(metrics.duration.clone()),
         );
         bridge.register(
             "peer_discovery_age_seconds",
             "Time since the last successful discovery poll of a peer",
-            DescribedFamily(metrics.age.clone()),
+            Described(metrics.age.clone()),
         );
         bridge.register(
             "peer_up",
             "Whether a peer can be reached: 1 if the last discovery poll and the last request were answered",
-            DescribedFamily(metrics.up.clone()),
+            Described(metrics.up.clone()),
         );
         bridge.register(
             "peer_discovery_polls",
             "Discovery polls of peers, by peer and result",
-            DescribedFamily(metrics.polls.clone()),
+            Described(metrics.polls.clone()),
         );
         bridge.register(
             "peer_registry_up",
@@ -296,6 +282,38 @@ impl PeerMetrics {
         metrics
     }
 
+    /// Creates one series of each family, so that their labels can be listed.
+    #[cfg(test)]
+    pub(super) fn create_series(&self) {
+        let name = String::new;
+        drop(self.rerouted.get_or_create(&ReroutedLabels {
+            code: 200,
+            group: name(),
+            version: name(),
+            resource: name(),
+        }));
+        drop(self.rerouted_to.get_or_create(&PeerCodeLabels {
+            peer: name(),
+            host: name(),
+            code: 200,
+        }));
+        drop(self.errors.get_or_create(&ErrorLabels {
+            r#type: PeerError::Connect.as_str(),
+            group: name(),
+            version: name(),
+            resource: name(),
+        }));
+        drop(self.polls.get_or_create(&PollLabels {
+            peer: name(),
+            host: name(),
+            result: POLL_OK,
+        }));
+        let labels = PeerLabels::default();
+        drop(self.duration.get_or_create(&labels));
+        drop(self.age.get_or_create(&labels));
+        drop(self.up.get_or_create(&labels));
+    }
+
     /// Sets whether peering is enabled by flags.
     pub(crate) fn set_peering_enabled(&self, enabled: bool) {
         self.member.store(enabled, Ordering::Relaxed);
@@ -306,13 +324,6 @@ impl PeerMetrics {
     pub(crate) fn in_conflict(&self, in_conflict: bool) {
         let enabled = self.member.load(Ordering::Relaxed) && !in_conflict;
         self.peering_enabled.set(i64::from(enabled));
-    }
-
-    /// Sets the number of peers whose bridge has departed.
-    pub(crate) fn without_bridge(&self, peers: &Peers) {
-        let left = peers.peers.iter().filter(|peer| peer.record.bridge_left);
-        self.without_bridge
-            .set(i64::try_from(left.count()).unwrap_or(i64::MAX));
     }
 
     /// A peer answered a request with this status.
@@ -326,7 +337,7 @@ impl PeerMetrics {
         let mut series = self.lock();
         let code = status.as_u16();
         let mut recent = series.recent.iter();
-        let known = recent.position(|it| it.is(peer, request, code));
+        let known = recent.position(|it| it.matches(peer, request, code));
         let index = known.unwrap_or_else(|| {
             if series.recent.len() == MAX_CACHED_SERIES {
                 series.recent.remove(0);
@@ -403,11 +414,11 @@ impl PeerMetrics {
     }
 
     /// Removes the series of all other peers.
-    fn end_series_except(&self, present: &HashSet<PeerLabels>) {
+    fn end_series_except(&self, present: &BTreeMap<PeerLabels, ObservedPeer>) {
         let mut series = self.lock();
         let Series { peers, recent } = &mut *series;
         peers.retain(|labels, codes| {
-            if present.contains(labels) {
+            if present.contains_key(labels) {
                 return true;
             }
             // A cached counter of a removed series would not be exported any more.
@@ -451,26 +462,49 @@ impl PeerMetrics {
         self.sync_errors.get_or_create(&cause.labels()).inc();
     }
 
-    /// Updates the gauges for a scrape, and removes the series of peers that no longer exist.
-    pub(crate) fn observe(&self, peers: &Peers, registry: &RegistryStatus) {
-        self.registry_up.set(i64::from(registry.up));
+    /// Updates the gauges for a scrape, and removes the series of peers that no longer exist. Each
+    /// backend has its own view of the cluster: of a peer in several views the worst counts.
+    pub(crate) fn observe(&self, views: &[(&Peers, RegistryStatus)]) {
+        let registry_up = views.iter().all(|(_, registry)| registry.up);
+        self.registry_up.set(i64::from(registry_up));
         let now = Instant::now();
+        let mut observed = BTreeMap::<PeerLabels, ObservedPeer>::new();
+        for (peers, registry) in views {
+            for peer in &peers.peers {
+                let seen = ObservedPeer {
+                    is_up: reachability(peer, registry, now).is_reachable(),
+                    age: peer.last_success.and_then(|at| at.elapsed().ok()),
+                    bridge_left: peer.record.bridge_left,
+                };
+                let known = observed.entry(PeerLabels::of(peer)).or_insert(seen);
+                known.is_up &= seen.is_up;
+                known.age = known.age.max(seen.age);
+                known.bridge_left |= seen.bridge_left;
+            }
+        }
+        let left = observed.values().filter(|it| it.bridge_left).count();
+        self.without_bridge
+            .set(i64::try_from(left).unwrap_or(i64::MAX));
         self.age.clear();
         self.up.clear();
-        let present = peers.peers.iter().map(|peer| PeerLabels::of(peer));
-        self.end_series_except(&present.collect());
-        for peer in &peers.peers {
-            let up = reachability(peer, registry, now).is_reachable();
-            self.up
-                .get_or_create(&PeerLabels::of(peer))
-                .set(i64::from(up));
-            let Some(age) = peer.last_success.and_then(|at| at.elapsed().ok()) else {
-                continue;
-            };
-            let seconds = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
-            self.age.get_or_create(&PeerLabels::of(peer)).set(seconds);
+        self.end_series_except(&observed);
+        for (labels, seen) in observed {
+            self.up.get_or_create(&labels).set(i64::from(seen.is_up));
+            if let Some(age) = seen.age {
+                let seconds = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
+                self.age.get_or_create(&labels).set(seconds);
+            }
         }
     }
+}
+
+/// A peer at the time of a scrape.
+#[derive(Debug, Clone, Copy)]
+struct ObservedPeer {
+    is_up: bool,
+    /// The time since its last successful poll.
+    age: Option<Duration>,
+    bridge_left: bool,
 }
 
 #[cfg(test)]
@@ -510,7 +544,7 @@ mod tests {
         metrics.not_rerouted(None, &request, 503);
         let up = RegistryStatus::up("etcd");
         let scrape = |peers: &Peers| {
-            metrics.observe(peers, &up);
+            metrics.observe(&[(peers, up.clone())]);
             let mut text = String::new();
             encode(&mut text, &registry).unwrap();
             text

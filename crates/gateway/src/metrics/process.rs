@@ -76,6 +76,13 @@ pub(crate) fn started_now() {
     LazyLock::force(&STARTED);
 }
 
+/// The start time, in seconds since 1970.
+pub(crate) fn started() -> u64 {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // since 1970
+    let started = *STARTED as u64;
+    started
+}
+
 struct Stat {
     cpu_seconds: f64,
     virtual_bytes: f64,

@@ -3,6 +3,8 @@
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+
+use super::described::Described;
 use prometheus_client::registry::Registry;
 
 /// Counters of signed requests.
@@ -25,7 +27,7 @@ impl SignatureMetrics {
         bridge.register(
             "http_signatures",
             "Requests with a signature (--http-signature-keys), by result",
-            Family::clone(&verified),
+            Described(Family::clone(&verified)),
         );
         Self { verified }
     }

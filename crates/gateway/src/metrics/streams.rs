@@ -8,6 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::Metrics;
+use super::described::Described;
 use crate::stream_kind::StreamKind;
 
 /// Counters of streams.
@@ -58,28 +59,28 @@ impl StreamMetrics {
         registry.register(
             "apiserver_stream_translator_requests",
             "Requests for exec and attach by WebSocket that were translated to SPDY, by code",
-            metrics.translated.clone(),
+            Described(metrics.translated.clone()),
         );
         registry.register(
             "apiserver_stream_tunnel_requests",
             "Requests for port-forward by WebSocket that were translated to SPDY, by code",
-            metrics.tunnelled.clone(),
+            Described(metrics.tunnelled.clone()),
         );
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
             "streams",
             "Streams that have ended, by kind, protocol on either side and result",
-            metrics.ended.clone(),
+            Described(metrics.ended.clone()),
         );
         bridge.register(
             "streams_open",
             "Streams that have not ended, by kind",
-            metrics.open.clone(),
+            Described(metrics.open.clone()),
         );
         bridge.register(
             "stream_bytes",
             "Bytes of streams, by kind and direction (up: from the client)",
-            metrics.bytes.clone(),
+            Described(metrics.bytes.clone()),
         );
         metrics
     }
@@ -171,14 +172,22 @@ impl StreamMetricsGuard {
             let labels = ByteLabels { kind, direction };
             streams.bytes.get_or_create_owned(&labels)
         };
+        let labels = |end: StreamEnd| EndLabels {
+            kind,
+            client,
+            upstream,
+            outcome: end.deprecated(),
+            result: end.as_str(),
+        };
+        // The series exists before streams are lost, often all at once: otherwise the first loss would
+        // not be an increase.
+        drop(
+            streams
+                .ended
+                .get_or_create(&labels(StreamEnd::Disconnected)),
+        );
         Self {
-            labels: EndLabels {
-                kind,
-                client,
-                upstream,
-                outcome: StreamEnd::Aborted.deprecated(),
-                result: StreamEnd::Aborted.as_str(),
-            },
+            labels: labels(StreamEnd::Aborted),
             up: bytes("up"),
             down: bytes("down"),
             metrics: metrics.clone(),
@@ -208,5 +217,29 @@ impl Drop for StreamMetricsGuard {
         let streams = self.metrics.streams();
         streams.open.get_or_create(&KindLabels { kind }).dec();
         streams.ended.get_or_create(&self.labels).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_lost_streams_are_an_increase() {
+        let metrics = Metrics::new();
+        let lost = |count: usize| {
+            let line = format!(
+                "skewbridge_streams_total{{kind=\"exec\",client=\"websocket\",upstream=\"spdy\",\
+                 outcome=\"cut_off\",result=\"disconnected\"}} {count}\n"
+            );
+            assert!(metrics.text().contains(&line), "{line}");
+        };
+        let begin = || StreamMetricsGuard::begin(&metrics, StreamKind::Exec, "websocket", "spdy");
+        let streams = [begin(), begin()];
+        lost(0);
+        for stream in streams {
+            stream.end(StreamEnd::Disconnected);
+        }
+        lost(2);
     }
 }

@@ -79,6 +79,22 @@ pub(crate) enum MergeRequest {
     },
     /// A document.
     Document(Box<DocumentRequest>),
+    /// A document or the list of one peer, without merging.
+    OfPeer {
+        peer: Identity,
+        path: String,
+        reply: oneshot::Sender<PeerDocument>,
+    },
+}
+
+/// The response of one peer.
+#[derive(Debug)]
+pub(crate) enum PeerDocument {
+    Found(Bytes),
+    /// The peer does not have the document.
+    NotFound,
+    /// The peer does not answer.
+    Unavailable,
 }
 
 /// A request for one document.
@@ -139,6 +155,19 @@ impl OpenApiService {
         };
         self.merge_requests.try_send(request).ok()?;
         timeout(MERGE_TIMEOUT, response).await.ok()?.ok()?
+    }
+
+    /// A document or the list of one peer.
+    pub(crate) async fn of_peer(&self, peer: Identity, path: String) -> PeerDocument {
+        let (reply, response) = oneshot::channel();
+        let request = MergeRequest::OfPeer { peer, path, reply };
+        if self.merge_requests.try_send(request).is_err() {
+            return PeerDocument::Unavailable;
+        }
+        match timeout(MERGE_TIMEOUT, response).await {
+            Ok(Ok(document)) => document,
+            Ok(Err(_)) | Err(_) => PeerDocument::Unavailable,
+        }
     }
 
     /// A merged document; `None` if it is not available in time.

@@ -78,7 +78,7 @@ fn review_body(info: &RequestInfo<'_>) -> Bytes {
     serde_json::to_vec(&review).unwrap_or_default().into()
 }
 
-/// Asks upstream as the caller whether the caller may `create` this stream. If upstream rejects
+/// Checks at upstream, as the caller, whether the caller may `create` this stream. If upstream rejects
 /// the review itself (not authenticated, not authorized), its response is returned.
 pub(crate) async fn check_create(
     head: &Parts,
@@ -106,22 +106,22 @@ pub(crate) async fn check_create(
     let sent = outbound
         .send_subrequest(request, RequestBody::Full(review_body), record)
         .await;
-    let response =
-        match sent.map_err(|error| error.respond(outbound.context).map(ResponseBody::full))? {
-            UpstreamResponse::Response(response) if response.status() == StatusCode::CREATED => {
-                response
-            }
-            UpstreamResponse::Response(response) if response.status().is_success() => {
-                let message = "upstream sent no valid response to a SelfSubjectAccessReview";
-                return Err(error_response(&Status::bad_gateway(message)));
-            }
-            UpstreamResponse::Response(response) => return Err(response),
-            UpstreamResponse::Upgraded(..) => {
-                return Err(error_response(&Status::bad_gateway(
-                    "upstream upgraded a request that asked for no upgrade",
-                )));
-            }
-        };
+    let recipient = outbound.context.error_recipient();
+    let response = match sent.map_err(|error| error.respond(recipient).map(ResponseBody::full))? {
+        UpstreamResponse::Response(response) if response.status() == StatusCode::CREATED => {
+            response
+        }
+        UpstreamResponse::Response(response) if response.status().is_success() => {
+            let message = "upstream sent no valid response to a SelfSubjectAccessReview";
+            return Err(error_response(&Status::bad_gateway(message)));
+        }
+        UpstreamResponse::Response(response) => return Err(response),
+        UpstreamResponse::Upgraded(..) => {
+            return Err(error_response(&Status::bad_gateway(
+                "upstream upgraded a request that is not an upgrade",
+            )));
+        }
+    };
     let body = response.into_body().collect(MAX_RESPONSE_BYTES).await;
     let body = body.map_err(|error| error_response(&Status::bad_gateway(error.to_string())))?;
     match serde_json::from_slice::<ReviewResponse>(&body) {

@@ -4,21 +4,34 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
+use skewbridge_k8s_api::content_negotiation::Format;
 use skewbridge_k8s_api::status::Status;
 
-use super::request_context::RequestContext;
 use crate::bridge_headers::mark_not_processed;
-use crate::error_response;
+use crate::error_response::{self, Detail};
 use crate::health;
 use crate::routing::Refusal;
 use crate::state::GatewayState;
-use crate::upstream::SendError;
+use crate::upstream::{RetryClass, SendError};
 
 /// Why a bridge that drains is not ready.
 const SHUTTING_DOWN: &str = "the bridge is shutting down";
 
+/// The start of the message for a write that an admission policy may match.
+const NOT_ENFORCED: &str = "no available kube-apiserver enforces the admission policies that may match \
+     this write";
+
 /// KEP-4020, Aggregation Layer, 5.
 const PEER_FAILED: &str = "Error while proxying request to destination apiserver";
+
+/// The client that gets the response to a failed request.
+#[derive(Clone, Copy)]
+pub(crate) struct ErrorRecipient<'a> {
+    pub(crate) bridge: &'a GatewayState,
+    pub(crate) format: Format,
+    pub(crate) detail: Detail,
+    pub(crate) is_front_proxy: bool,
+}
 
 /// A request that no server has answered.
 #[derive(Debug)]
@@ -47,6 +60,8 @@ enum ErrorKind {
     Local,
     /// The local kube-apiserver has been replaced by one that does not serve this.
     LocalReplaced,
+    /// The local kube-apiserver, one of several backends, does not serve this.
+    NotServedByBackend,
     /// No peer has accepted the request.
     NoPeer(String),
     /// The only peer that got the request has not processed it, but has read its body.
@@ -76,9 +91,11 @@ impl ProxyError {
 
     /// Routing has rejected the request.
     pub(crate) fn refused(refusal: Refusal) -> Self {
-        use Refusal::{NotServed, PeerUnknown, TooEarly};
+        use Refusal::{NotEnforced, NotServed, PeerUnknown, PeerUnread, TooEarly};
         let retry = match refusal {
-            TooEarly(_) | NotServed | PeerUnknown(_) => Retry::Safe,
+            TooEarly(_) | NotServed | PeerUnknown(_) | PeerUnread(_) | NotEnforced(_) => {
+                Retry::Safe
+            }
             _ => Retry::Unsafe,
         };
         Self::new(ErrorKind::Refused(refusal), retry)
@@ -102,6 +119,11 @@ impl ProxyError {
         Self::new(ErrorKind::LocalReplaced, Retry::Safe)
     }
 
+    /// The local kube-apiserver, one of several backends, does not serve this.
+    pub(crate) fn not_served_by_backend() -> Self {
+        Self::new(ErrorKind::NotServedByBackend, Retry::Safe)
+    }
+
     /// No peer has accepted the request.
     pub(crate) fn no_peer(why: impl Into<String>) -> Self {
         Self::new(ErrorKind::NoPeer(why.into()), Retry::Safe)
@@ -112,10 +134,58 @@ impl ProxyError {
         Self::new(ErrorKind::NotProcessedByPeer(why.into()), Retry::Safe)
     }
 
+    /// The same error for a request that only servers that enforce these kinds of policies may get.
+    pub(crate) fn of_policy_enforcement(mut self, kinds: &str) -> Self {
+        if let ErrorKind::NoPeer(why) = &mut self.kind {
+            *why = format!("{NOT_ENFORCED}: {kinds}; {why}");
+        }
+        self
+    }
+
     /// Whether no peer has accepted the request, so that the bridge can still send it to the local
     /// server.
     pub(crate) fn is_unsent(&self) -> bool {
         matches!(self.kind, ErrorKind::NoPeer(_))
+    }
+
+    /// Whether the request can be sent to another backend: no server has processed it, or it is a
+    /// read whose response was lost.
+    pub(crate) fn permits_other_backend(&self, retry_class: RetryClass) -> bool {
+        let is_lost_read = retry_class == RetryClass::Idempotent
+            && matches!(self.kind, ErrorKind::Local | ErrorKind::PeerLost(_))
+            && !matches!(self.source, Some(SendError::Client(_)));
+        self.retry == Retry::Safe || is_lost_read
+    }
+
+    /// The same error of a read or dry run that precedes a write: the write has not been sent.
+    pub(crate) fn before_write(mut self) -> Self {
+        let is_of_client = matches!(self.source, Some(SendError::Client(_)));
+        if matches!(self.kind, ErrorKind::Local | ErrorKind::PeerLost(_)) && !is_of_client {
+            self.retry = Retry::Safe;
+            if let ErrorKind::PeerLost(why) = self.kind {
+                self.kind = ErrorKind::NoPeer(why);
+            }
+        }
+        self
+    }
+
+    /// Whether no server has processed the request.
+    pub(crate) fn is_safe(&self) -> bool {
+        self.retry == Retry::Safe
+    }
+
+    /// Whether no available server enforces the policies that may match the write.
+    pub(crate) fn is_of_policy_enforcement(&self) -> bool {
+        match &self.kind {
+            ErrorKind::Refused(Refusal::NotEnforced(_) | Refusal::PeerUnread(_)) => true,
+            ErrorKind::NoPeer(why) => why.starts_with(NOT_ENFORCED),
+            _ => false,
+        }
+    }
+
+    /// Whether the local server cannot be used at the moment.
+    pub(crate) fn is_failure_of_local(&self) -> bool {
+        matches!(self.kind, ErrorKind::Local) && !matches!(self.source, Some(SendError::Client(_)))
     }
 
     /// A peer may have processed the request.
@@ -164,10 +234,12 @@ impl ProxyError {
                 Some(error) => Status::bad_gateway(error.to_string()),
                 None => Status::bad_gateway("no response"),
             },
-            ErrorKind::LocalReplaced => error_response::retry_later(format!(
-                "{} does not serve this any more; discovery of other servers is in progress",
-                bridge.upstream_name()
-            )),
+            ErrorKind::LocalReplaced | ErrorKind::NotServedByBackend => {
+                error_response::retry_later(format!(
+                    "{} does not serve this any more; discovery of other servers is in progress",
+                    bridge.upstream_name()
+                ))
+            }
             ErrorKind::NoPeer(why) | ErrorKind::NotProcessedByPeer(why) => {
                 error_response::retry_later(format!("{PEER_FAILED}: {why}"))
             }
@@ -187,16 +259,16 @@ impl ProxyError {
 
     /// The response to the client. For a peer, a header marks a request that can be retried at
     /// another server.
-    pub(crate) fn respond(&self, context: &RequestContext<'_>) -> Response<Bytes> {
+    pub(crate) fn respond(&self, recipient: ErrorRecipient<'_>) -> Response<Bytes> {
         if let ErrorKind::Refused(Refusal::NotReady) = &self.kind {
             return health::not_ready(SHUTTING_DOWN);
         }
-        let status = self.status(context.bridge);
+        let status = self.status(recipient.bridge);
         let mut response = match &self.kind {
-            ErrorKind::Rejected(_) => error_response::status(&status, context.format),
-            _ => error_response::status(&context.detail.of_status(&status), context.format),
+            ErrorKind::Rejected(_) => error_response::status(&status, recipient.format),
+            _ => error_response::status(&recipient.detail.of_status(&status), recipient.format),
         };
-        if context.from_front_proxy && self.retry == Retry::Safe {
+        if recipient.is_front_proxy && self.retry == Retry::Safe {
             mark_not_processed(response.headers_mut());
         }
         response
@@ -208,13 +280,13 @@ fn refusal_status(refusal: &Refusal, bridge: &GatewayState) -> Status {
         Refusal::NotReady => Status::unavailable(SHUTTING_DOWN),
         Refusal::Unauthorized => Status::unauthorized(),
         Refusal::CannotAssert => Status::internal(
-            "this gateway has no --proxy-client-cert-file to assert an identity with",
+            "this bridge has no --proxy-client-cert-file to assert an identity with",
         ),
         Refusal::Loop => Status::loop_detected(
-            "this request has passed this gateway before: --upstream leads back to it",
+            "this request has passed this bridge before: --upstream leads back to it",
         ),
         Refusal::TooEarly(missing) => error_response::retry_later(format!(
-            "the gateway of {} has just started and does not know {} yet",
+            "the bridge of {} has just started and has not read {} yet",
             bridge.upstream_name(),
             missing.as_str()
         )),
@@ -227,6 +299,20 @@ fn refusal_status(refusal: &Refusal, bridge: &GatewayState) -> Status {
                 Some(cluster_handle) => cluster_handle.unknown_peer(identity),
                 None => format!("not served here, and the APIs of {identity} are not known yet"),
             })
+        }
+        Refusal::PeerUnread(identity) => {
+            let name = match (&bridge.cluster_handle, identity.address()) {
+                (Some(cluster_handle), None) => cluster_handle.name_of(identity),
+                // Any client may read this text: it contains no address.
+                _ => "a kube-apiserver whose identity is not known".to_owned(),
+            };
+            error_response::retry_later(format!(
+                "{name} has not answered since the bridge has started, and the write may need its \
+                 fields or admission policies"
+            ))
+        }
+        Refusal::NotEnforced(kinds) => {
+            error_response::retry_later(format!("{NOT_ENFORCED}: {kinds}"))
         }
     }
 }

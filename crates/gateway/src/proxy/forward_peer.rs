@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Instant;
 
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_http_engine::header_bounds;
 use skewbridge_http_engine::header_bounds::HeaderLimit;
@@ -17,13 +17,13 @@ use skewbridge_k8s_api::status::Status;
 use skewbridge_peer_directory::{Peer, order_candidates};
 
 use super::error::ProxyError;
+use super::rejected_options::{has_options, is_rejected_option};
 use super::request_context::{LIVENESS_CHECK_DELAY, RequestContext};
 use crate::access_log::{AccessLogEntry, STATUS_CLIENT_CLOSED_REQUEST};
 use crate::authn::Caller;
-use crate::bridge_headers::is_not_processed;
+use crate::bridge_headers::{is_marked_not_processed, is_not_processed};
 use crate::cluster_state::ResyncHint;
 use crate::metrics::peers::PeerError;
-use crate::routing::is_new_enough;
 use crate::upstream::{
     PeerConnectionIdentity, ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse,
 };
@@ -41,10 +41,10 @@ pub(crate) enum AfterLastPeer {
     TryLocal,
 }
 
-/// Sends a request to one of these peers.
+/// Sends a request to one of these peers: groups of equally good ones, the best first.
 pub(crate) async fn forward(
     context: &RequestContext<'_>,
-    (serving, after): (Vec<Arc<Peer>>, AfterLastPeer),
+    (groups, after): (Vec<Vec<Arc<Peer>>>, AfterLastPeer),
     prefer: ProtocolPreference,
     request: &mut Request<ReplayBody>,
     record: &mut AccessLogEntry,
@@ -52,7 +52,7 @@ pub(crate) async fn forward(
     let mut attempt = Attempt::new(context);
     let result = try_peers(
         context,
-        (serving, after),
+        (groups, after),
         prefer,
         request,
         &mut attempt,
@@ -113,7 +113,7 @@ impl Drop for Attempt<'_> {
 
 async fn try_peers(
     context: &RequestContext<'_>,
-    (serving, after): (Vec<Arc<Peer>>, AfterLastPeer),
+    (groups, after): (Vec<Vec<Arc<Peer>>>, AfterLastPeer),
     prefer: ProtocolPreference,
     request: &mut Request<ReplayBody>,
     attempt: &mut Attempt<'_>,
@@ -124,8 +124,10 @@ async fn try_peers(
             "peering is disabled: {conflict}"
         )));
     }
-    if serving.iter().all(|peer| peer.address.is_none()) {
-        let names: Vec<_> = serving.iter().map(|peer| peer.name().to_string()).collect();
+    if groups.iter().flatten().all(|peer| peer.address.is_none()) {
+        let names: Vec<_> = (groups.iter().flatten())
+            .map(|peer| peer.name().to_string())
+            .collect();
         context.count_error(PeerError::NoAddress);
         let cluster_handle = context.bridge.cluster_handle.as_ref();
         let why = match cluster_handle.and_then(|it| it.registry_problem()) {
@@ -140,14 +142,11 @@ async fn try_peers(
             names.len()
         )));
     }
-    let mut order = order_candidates(serving, context.bridge.next_lb_seed(), attempt.began);
-    if let Some(component) = context.component {
-        let satisfies = |peer: &Arc<Peer>| {
-            let version = peer.served.as_ref().and_then(|served| served.version);
-            peer.is_available(attempt.began) && is_new_enough(component.version, version)
-        };
-        order.sort_by_key(|peer| !satisfies(peer));
-    }
+    let seed = context.bridge.next_lb_seed();
+    let groups = groups.into_iter();
+    let mut order: Vec<_> = groups
+        .flat_map(|peers| order_candidates(peers, seed, attempt.began))
+        .collect();
     let mut unreachable = None;
     order.retain(|peer| {
         let reachable = peer.health.is_reachable();
@@ -172,11 +171,16 @@ async fn try_peers(
         .headers_mut()
         .insert(PEER_PROXIED, HeaderValue::from_static("true"));
     let mut failures = Vec::new();
+    let mut rejected_by = None;
     let last = order.len() - 1;
+    let has_options = has_options(&context.info, request);
     for (index, peer) in order.iter().enumerate() {
         attempt.peer = Some(peer.clone());
-        let ends_here = index == last && after == AfterLastPeer::Respond;
-        let error = match send(context, peer, prefer, request, ends_here, record).await {
+        let fallback = Fallback {
+            is_last: index == last && after == AfterLastPeer::Respond,
+            has_newer: has_options && has_newer(&order[index + 1..], peer),
+        };
+        let error = match send(context, peer, prefer, request, fallback, record).await {
             Ok(response) => return Ok(response),
             Err(error) => match error.into_source()? {
                 SendError::Client(cause) => {
@@ -186,11 +190,14 @@ async fn try_peers(
             },
         };
         tracing::warn!(peer = %peer.name(), address = peer.address.map(tracing::field::display), %error, "a peer did not accept a request");
+        if is_option_rejection(&error) {
+            rejected_by.get_or_insert(peer);
+        }
         let certain = error.is_safe_to_retry();
         let idempotent = request.body().retry_class() == RetryClass::Idempotent;
         failures.push(format!("{}: {error}", peer.name()));
         if !certain && !idempotent {
-            // The request may have been processed, so the response does not ask the client to
+            // The request may have been processed, so the response does not request the client to
             // retry.
             let why = format!(
                 "{}; the request may have been processed",
@@ -202,7 +209,44 @@ async fn try_peers(
             break;
         }
     }
+    if let Some(peer) = rejected_by
+        && request.body_mut().rewind()
+    {
+        // No newer peer has accepted the request: the client gets the reason of the older one.
+        attempt.peer = Some(peer.clone());
+        return send(context, peer, prefer, request, Fallback::NONE, record).await;
+    }
     Err(ProxyError::no_peer(failures.join("; ")))
+}
+
+/// Which other servers can get a request that a peer does not accept.
+#[derive(Debug, Clone, Copy)]
+struct Fallback {
+    /// None: the client gets the response of this peer.
+    is_last: bool,
+    /// A newer peer, if this one rejects an option.
+    has_newer: bool,
+}
+
+impl Fallback {
+    const NONE: Self = Self {
+        is_last: true,
+        has_newer: false,
+    };
+}
+
+/// Whether one of these peers has a newer minor version.
+fn has_newer(others: &[Arc<Peer>], peer: &Peer) -> bool {
+    let minor = |peer: &Peer| peer.version().map(|it| (it.major, it.minor));
+    others.iter().any(|other| minor(other) > minor(peer))
+}
+
+/// Whether a peer has answered that it does not know an option, and a newer one can be tried.
+fn is_option_rejection(error: &SendError) -> bool {
+    matches!(
+        error,
+        SendError::Declined(StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
+    )
 }
 
 /// Whether the local server accepts anonymous requests.
@@ -241,7 +285,7 @@ async fn check_anonymous_access(
         return Ok(None);
     }
     let bridge = context.bridge;
-    let pool = (context.pools).anonymous(&bridge.live.targets, &bridge.metrics);
+    let pool = (context.pools).anonymous(&bridge.targets, &bridge.metrics);
     let mut probe = Request::new(request.body().empty());
     *probe.uri_mut() = request.uri().clone();
     *probe.headers_mut() = request.headers().clone();
@@ -278,15 +322,15 @@ fn anonymous_access_unknown(cause: &str) -> ProxyError {
 fn connection_identity(
     caller: &Caller,
     is_bridge: bool,
-    is_unproven: bool,
+    is_unauthenticated: bool,
 ) -> PeerConnectionIdentity {
     match caller {
         Caller::Asserted(_) | Caller::Certificate(_) | Caller::Signed(_) | Caller::Anonymous => {
             PeerConnectionIdentity::FrontProxy
         }
         Caller::Bearer if is_bridge => PeerConnectionIdentity::FrontProxy,
-        Caller::Bearer | Caller::Unauthorized if is_unproven => {
-            PeerConnectionIdentity::UnprovenToken
+        Caller::Bearer | Caller::Unauthorized if is_unauthenticated => {
+            PeerConnectionIdentity::UnauthenticatedToken
         }
         Caller::Bearer | Caller::Unauthorized => PeerConnectionIdentity::Token,
     }
@@ -297,7 +341,7 @@ async fn send(
     peer: &Arc<Peer>,
     prefer: ProtocolPreference,
     request: &mut Request<ReplayBody>,
-    last: bool,
+    fallback: Fallback,
     record: &mut AccessLogEntry,
 ) -> Result<UpstreamResponse, ProxyError> {
     let bridge = context.bridge;
@@ -311,10 +355,9 @@ async fn send(
     let identity = connection_identity(
         &context.caller,
         peer.record.is_bridge,
-        context.has_unproven_token,
+        context.has_unauthenticated_token,
     );
-    let Some(pool) = (context.pools).to(peer, identity, &bridge.live.targets, &bridge.metrics)
-    else {
+    let Some(pool) = (context.pools).to(peer, identity, &bridge.targets, &bridge.metrics) else {
         // The certificates were removed since the routing decision.
         return Err(ProxyError::peer_lost("there are no certificates for peers"));
     };
@@ -324,13 +367,15 @@ async fn send(
     };
     let idempotent = request.body().retry_class() == RetryClass::Idempotent;
     // The peer or its server is shutting down: the request is retried at another peer, or the
-    // response asks the client to retry. A read can always be retried, a write only if the peer
+    // response has Retry-After. A read can always be retried, a write only if the peer
     // has certainly not processed it.
-    let declines = |status: StatusCode, headers: &_| {
+    let Fallback { is_last, has_newer } = fallback;
+    let declines = |status: StatusCode, headers: &HeaderMap| {
         context.is_unknown_path(status, headers)
             || (status == StatusCode::BAD_GATEWAY && idempotent)
-            || (status == StatusCode::SERVICE_UNAVAILABLE && idempotent && !last)
-            || (is_not_processed(status, headers) && !last)
+            || (status == StatusCode::SERVICE_UNAVAILABLE && idempotent && !is_last)
+            || (has_newer && is_rejected_option(context.info.verb, status))
+            || (is_unprocessed(context, peer, status, headers) && !is_last)
     };
     let in_flight = peer.health.track_request();
     let began = Instant::now();
@@ -373,26 +418,20 @@ async fn send(
     }
     match outcome {
         Ok(response) => {
-            let status = match &response {
-                UpstreamResponse::Response(response) => {
-                    // The response is forwarded, but the server may have been replaced, unless
-                    // the response comes from a workload.
-                    let from_apiserver = !context.info.reaches_workload();
-                    if from_apiserver && is_not_processed(response.status(), response.headers()) {
-                        request_repoll(context, peer);
-                    }
-                    response.status()
-                }
-                UpstreamResponse::Upgraded(..) => StatusCode::SWITCHING_PROTOCOLS,
-            };
-            peer.health.record_success();
+            if has_processed(context, peer, &response) {
+                peer.health.record_success();
+            } else {
+                peer.health.record_failure(Instant::now());
+                request_repoll(context, peer);
+            }
             record.peer(peer, in_flight);
             let metrics = bridge.metrics.peers();
-            metrics.rerouted(peer, &context.info, status, began.elapsed());
+            metrics.rerouted(peer, &context.info, response.status(), began.elapsed());
             Ok(response)
         }
         // The client has not sent its complete body: this is not a failure of the peer.
         Err(error @ SendError::Client(_)) => Err(ProxyError::peer(error)),
+        Err(error) if is_option_rejection(&error) => Err(ProxyError::peer(error)),
         Err(error) => {
             // A peer that does not serve this any more is healthy otherwise.
             if !matches!(error, SendError::Declined(StatusCode::NOT_FOUND)) {
@@ -405,6 +444,32 @@ async fn send(
             request_repoll(context, peer);
             Err(ProxyError::peer(error))
         }
+    }
+}
+
+/// Whether the peer has certainly not processed the request. A workload may send any response: of those
+/// only the mark of a bridge counts, which removes it from what its server sends.
+fn is_unprocessed(
+    context: &RequestContext<'_>,
+    peer: &Peer,
+    status: StatusCode,
+    headers: &HeaderMap,
+) -> bool {
+    if context.info.reaches_workload() {
+        peer.record.is_bridge && is_marked_not_processed(status, headers)
+    } else {
+        is_not_processed(status, headers)
+    }
+}
+
+/// Whether the peer has processed the request. The response is forwarded either way, but the server
+/// may have been replaced.
+fn has_processed(context: &RequestContext<'_>, peer: &Peer, response: &UpstreamResponse) -> bool {
+    match response {
+        UpstreamResponse::Response(response) => {
+            !is_unprocessed(context, peer, response.status(), response.headers())
+        }
+        UpstreamResponse::Upgraded(..) => true,
     }
 }
 
@@ -439,6 +504,7 @@ async fn send_unless_unreachable<T>(
 /// Requests a poll of a peer.
 fn request_repoll(context: &RequestContext<'_>, peer: &Peer) {
     if let Some(cluster_handle) = &context.bridge.cluster_handle {
+        peer.health.confirmation().doubt();
         cluster_handle.hint(ResyncHint::PeerChanged(peer.identity.clone()));
     }
 }

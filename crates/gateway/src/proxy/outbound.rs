@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use skewbridge_http_engine::body::RequestBody;
 use skewbridge_k8s_api::status::Status;
-use skewbridge_peer_directory::Peer;
+use skewbridge_peer_directory::{Identity, Peer};
 
 use super::error::ProxyError;
 use super::forward_peer::AfterLastPeer;
@@ -24,11 +24,43 @@ use crate::streams::{StreamRequest, UpgradeRequest};
 use crate::upstream::{Pool, ProtocolPreference, ReplayBody, RetryClass, UpstreamResponse};
 
 /// The destination of a request.
+#[derive(Clone)]
 pub(super) enum Destination {
     Local(Arc<Pool>),
-    Peers(Vec<Arc<Peer>>),
+    /// Groups of equally good peers, the best first.
+    Peers(Vec<Vec<Arc<Peer>>>),
     /// These peers, or the local server if none of them accepts the request.
-    PeersOrLocal(Vec<Arc<Peer>>, Arc<Pool>),
+    PeersOrLocal(Vec<Vec<Arc<Peer>>>, Arc<Pool>),
+    /// These peers: the local server does not enforce the policies in force.
+    EnforcingPeers(Vec<Vec<Arc<Peer>>>),
+}
+
+impl Destination {
+    /// Whether a server is in the first group of this destination; `None` is the local server. Another
+    /// server got the request because the first group did not accept it.
+    pub(super) fn is_best(&self, server: Option<&Identity>) -> bool {
+        let is_in_best = |groups: &[Vec<Arc<Peer>>]| {
+            let mut best = groups.first().into_iter().flatten();
+            server.is_some_and(|server| best.any(|it| it.identity == *server))
+        };
+        match self {
+            Self::Local(_) => server.is_none(),
+            Self::Peers(groups) | Self::EnforcingPeers(groups) | Self::PeersOrLocal(groups, _) => {
+                is_in_best(groups)
+            }
+        }
+    }
+
+    /// The servers that may get the request. `None` is the local server.
+    pub(super) fn servers(&self) -> impl Iterator<Item = Option<&Identity>> {
+        let (peers, may_be_local) = match self {
+            Self::Local(_) => (&[][..], true),
+            Self::Peers(peers) | Self::EnforcingPeers(peers) => (&**peers, false),
+            Self::PeersOrLocal(peers, _) => (&**peers, true),
+        };
+        let peers = peers.iter().flatten().map(|peer| Some(&peer.identity));
+        peers.chain(may_be_local.then_some(None))
+    }
 }
 
 /// A routed request.
@@ -39,6 +71,23 @@ pub(crate) struct OutboundRequest<'a> {
     pub(super) prefer: ProtocolPreference,
     pub(super) retry_class: RetryClass,
     pub(super) deadline: Deadline,
+}
+
+/// The body of a request, which can be sent again.
+pub(super) fn replay_body(
+    context: &RequestContext<'_>,
+    body: RequestBody,
+    retry_class: RetryClass,
+) -> ReplayBody {
+    let has_body = !body.is_done();
+    let body = ReplayBody::new(body, context.trust.clone(), retry_class)
+        .anonymous(matches!(context.caller, Caller::Anonymous));
+    if !has_body {
+        return body;
+    }
+    // Only a workload may still read its request after it has sent an error response.
+    let duplex = context.info.reaches_workload();
+    body.charged_to(context.limits.reservation()).duplex(duplex)
 }
 
 impl OutboundRequest<'_> {
@@ -53,46 +102,45 @@ impl OutboundRequest<'_> {
         head: Parts,
         record: &mut AccessLogEntry,
     ) -> Result<UpstreamResponse, ProxyError> {
-        self.send_with(head, RequestBody::Empty, record).await
+        let mut body = replay_body(self.context, RequestBody::Empty, self.retry_class);
+        self.send_with(head, &mut body, record).await
     }
 
+    /// Sends a request. If it is not answered, its body is put back.
     pub(super) async fn send_with(
         &self,
         head: Parts,
-        body: RequestBody,
+        body: &mut ReplayBody,
         record: &mut AccessLogEntry,
     ) -> Result<UpstreamResponse, ProxyError> {
-        let has_body = !body.is_done();
-        let mut body = ReplayBody::new(body, self.context.trust.clone(), self.retry_class)
-            .anonymous(matches!(self.context.caller, Caller::Anonymous));
-        if has_body {
-            // Only a workload may still read its request after it has sent an error response.
-            let duplex = self.context.info.reaches_workload();
-            body = body
-                .charged_to(self.context.limits.reservation())
-                .duplex(duplex);
+        let empty = body.empty();
+        let mut request = Request::from_parts(head, std::mem::replace(body, empty));
+        let outcome = self.send_request(&mut request, record).await;
+        if outcome.is_err() {
+            *body = request.into_body();
         }
-        let mut request = Request::from_parts(head, body);
+        outcome
+    }
+
+    async fn send_request(
+        &self,
+        request: &mut Request<ReplayBody>,
+        record: &mut AccessLogEntry,
+    ) -> Result<UpstreamResponse, ProxyError> {
         let sent = pin!(async {
             match self.destination {
                 Destination::Local(pool) => {
-                    forward_local::forward(self.context, pool, self.prefer, &mut request, record)
-                        .await
+                    forward_local::forward(self.context, pool, self.prefer, request, record).await
                 }
                 // Boxed: few requests are rerouted, and the future of watches should be small.
                 Destination::Peers(peers) => {
-                    let peers = peers.clone();
-                    Box::pin(forward_peer::forward(
-                        self.context,
-                        (peers, AfterLastPeer::Respond),
-                        self.prefer,
-                        &mut request,
-                        record,
-                    ))
-                    .await
+                    Box::pin(self.send_to_peers(peers, request, record)).await
+                }
+                Destination::EnforcingPeers(peers) => {
+                    Box::pin(self.send_to_enforcing_peers(peers, request, record)).await
                 }
                 Destination::PeersOrLocal(peers, pool) => {
-                    Box::pin(self.send_to_peers_or_local(peers, pool, &mut request, record)).await
+                    Box::pin(self.send_to_peers_or_local(peers, pool, request, record)).await
                 }
             }
         });
@@ -100,7 +148,10 @@ impl OutboundRequest<'_> {
             attempt.sent();
         }
         let response = self.deadline.enforce(sent).await.inspect_err(|_| {
-            if let Some(attempt) = &self.context.attempt {
+            // Otherwise the response of another backend may prove or reject the token.
+            if let (Some(attempt), false) =
+                (&self.context.attempt, self.context.may_try_next_backend())
+            {
                 attempt.settle(Outcome::Undecided);
             }
         })?;
@@ -108,9 +159,31 @@ impl OutboundRequest<'_> {
         Ok(response)
     }
 
+    async fn send_to_peers(
+        &self,
+        peers: &[Vec<Arc<Peer>>],
+        request: &mut Request<ReplayBody>,
+        record: &mut AccessLogEntry,
+    ) -> Result<UpstreamResponse, ProxyError> {
+        let peers = (peers.to_vec(), AfterLastPeer::Respond);
+        forward_peer::forward(self.context, peers, self.prefer, request, record).await
+    }
+
+    async fn send_to_enforcing_peers(
+        &self,
+        peers: &[Vec<Arc<Peer>>],
+        request: &mut Request<ReplayBody>,
+        record: &mut AccessLogEntry,
+    ) -> Result<UpstreamResponse, ProxyError> {
+        // The client gets the reason from this bridge, not the error of the last peer.
+        let peers = (peers.to_vec(), AfterLastPeer::TryLocal);
+        let sent = forward_peer::forward(self.context, peers, self.prefer, request, record).await;
+        sent.map_err(|error| self.context.note_unenforced(error))
+    }
+
     async fn send_to_peers_or_local(
         &self,
-        peers: &[Arc<Peer>],
+        peers: &[Vec<Arc<Peer>>],
         pool: &Arc<Pool>,
         request: &mut Request<ReplayBody>,
         record: &mut AccessLogEntry,
@@ -168,12 +241,47 @@ impl OutboundRequest<'_> {
         body: RequestBody,
         record: &mut AccessLogEntry,
     ) -> Result<UpstreamResponse, ProxyError> {
+        let retry_class = match head.method {
+            Method::GET => RetryClass::Idempotent,
+            _ => RetryClass::OnlyIfUnsent,
+        };
         let subrequest = OutboundRequest {
             prefer: ProtocolPreference::H1,
+            retry_class,
             deadline: Deadline::of(false, &self.bridge().limits),
             ..*self
         };
-        subrequest.send_with(head, body, record).await
+        let mut body = replay_body(self.context, body, self.retry_class);
+        subrequest.send_with(head, &mut body, record).await
+    }
+
+    /// Sends a read to the same server as the user of the bridge.
+    pub(super) async fn send_as_bridge(
+        &self,
+        mut head: Parts,
+        record: &mut AccessLogEntry,
+    ) -> Result<UpstreamResponse, ProxyError> {
+        let context = self.context.as_bridge_user();
+        let impersonation: Vec<_> = (head.headers.keys())
+            .filter(|name| name.as_str().starts_with("impersonate-"))
+            .cloned()
+            .collect();
+        for name in impersonation {
+            head.headers.remove(name);
+        }
+        let destination = match self.destination {
+            Destination::Local(_) => Destination::Local(context.front_proxy_pool()?),
+            Destination::PeersOrLocal(peers, _) => Destination::Peers(peers.clone()),
+            destination => destination.clone(),
+        };
+        let as_bridge = OutboundRequest {
+            context: &context,
+            destination: &destination,
+            ..*self
+        };
+        as_bridge
+            .send_subrequest(head, RequestBody::Empty, record)
+            .await
     }
 
     /// The response to an invalid request.
@@ -185,9 +293,11 @@ impl OutboundRequest<'_> {
     pub(super) fn stream_request(&self, upgrade: UpgradeRequest) -> Option<StreamRequest> {
         let version = match self.destination {
             Destination::Local(_) => self.bridge().upstream_version.load().as_deref().copied(),
-            // Any of them may answer, so the lowest version counts.
-            Destination::Peers(peers) | Destination::PeersOrLocal(peers, _) => {
-                let versions = peers.iter().map(|peer| peer.served.as_ref()?.version);
+            // Any of these peers may get the stream, so the lowest version decides.
+            Destination::Peers(peers)
+            | Destination::EnforcingPeers(peers)
+            | Destination::PeersOrLocal(peers, _) => {
+                let versions = peers.iter().flatten().map(|peer| peer.version());
                 versions.min().flatten()
             }
         };

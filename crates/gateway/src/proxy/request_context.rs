@@ -18,18 +18,24 @@ use skewbridge_k8s_api::identity::User;
 use skewbridge_k8s_api::request_info::{Kind, RequestInfo, Verb};
 use skewbridge_k8s_api::status::Status;
 use skewbridge_k8s_api::version::Version;
+use skewbridge_peer_directory::{Identity, Peer};
 use tokio::time::{self, sleep};
 
-use super::error::ProxyError;
+use super::error::{ErrorRecipient, ProxyError};
+use crate::access_log::AccessLogEntry;
+use crate::activity::tap::TapKind;
 use crate::authentication_limit::Attempt;
 use crate::authn::{Caller, TrustConfig};
+use crate::balancer::{BackendList, BalancedBackend};
 use crate::client_connection::{ClientConnection, TokenLocation};
 use crate::cluster_state::ServedBy;
 use crate::config::Limits;
 use crate::error_response::Detail;
 use crate::metrics::peers::PeerError;
+use crate::placement_rule::{Rule, RuleSet};
+use crate::routing::{self, PlacementInput, Refusal};
 use crate::state::GatewayState;
-use crate::upstream::{Pools, SendError};
+use crate::upstream::{Pool, Pools, SendError, UpstreamIdentity};
 
 /// The message of kube-apiserver's 404 for a path that it does not serve. The message for a missing
 /// object contains its name instead. The text is the same in JSON, protobuf and CBOR.
@@ -45,16 +51,34 @@ pub(crate) const LIVENESS_CHECK_DELAY: Duration = Duration::from_secs(2);
 /// The interval at which the result of that poll is checked.
 const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
+/// The handling of a request that its backend has certainly not processed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterBackend {
+    /// The client gets the response of this backend, or an error.
+    Respond,
+    /// Another backend gets the request.
+    TryNext,
+}
+
 /// The context of a request, from its authentication to its response. The target is parsed once.
 pub(crate) struct RequestContext<'a> {
+    /// All backends, as they were when the request began.
+    pub(crate) backends: &'a BackendList,
+    /// The state of the backend that gets the request.
     pub(crate) bridge: &'a GatewayState,
     pub(crate) pools: &'a Pools,
+    /// The backend among others; `None` for a sole one.
+    pub(crate) member: Option<&'a BalancedBackend>,
+    /// What happens to the request if this backend does not accept it.
+    pub(crate) after_backend: AfterBackend,
     pub(crate) client: &'a ClientConnection,
     pub(crate) limits: &'a ClientLimits,
     pub(crate) trust: Arc<TrustConfig>,
     pub(crate) info: RequestInfo<'a>,
     /// The component that sends the request, if its server must not be older.
     pub(crate) component: Option<Component<'a>>,
+    /// Inputs of the placement rules.
+    pub(crate) placement: PlacementInput,
     pub(crate) caller: Caller,
     /// The connection has the certificate of a peer or front proxy.
     pub(crate) from_front_proxy: bool,
@@ -62,7 +86,7 @@ pub(crate) struct RequestContext<'a> {
     pub(crate) rerouted: bool,
     pub(crate) token_place: Option<TokenLocation>,
     /// The request has a token that kube-apiserver has not accepted before.
-    pub(crate) has_unproven_token: bool,
+    pub(crate) has_unauthenticated_token: bool,
     /// Counts the authentication, if kube-apiserver verifies the credential.
     pub(crate) attempt: Option<Attempt<'a>>,
     /// The media type of errors.
@@ -71,10 +95,21 @@ pub(crate) struct RequestContext<'a> {
 }
 
 impl RequestContext<'_> {
+    /// The request is rerouted or refused: it may be captured for the status page.
+    pub(crate) fn tap(&self, kind: TapKind, record: &mut AccessLogEntry) {
+        let user = self.caller.name();
+        record.tap(kind, self.info.verb.as_str(), self.info.path, user);
+    }
+
+    /// Whether another backend gets the request if this one does not process it.
+    pub(crate) fn may_try_next_backend(&self) -> bool {
+        self.after_backend == AfterBackend::TryNext
+    }
+
     /// Whether kube-apiserver may end the connection after its response: for an anonymous request,
     /// and for a token that it has not accepted before.
-    pub(crate) fn is_unproven(&self) -> bool {
-        matches!(self.caller, Caller::Anonymous) || self.has_unproven_token
+    pub(crate) fn is_unauthenticated(&self) -> bool {
+        matches!(self.caller, Caller::Anonymous) || self.has_unauthenticated_token
     }
 
     /// Whether a response means that the server does not serve the path. For an object that does
@@ -92,6 +127,88 @@ impl RequestContext<'_> {
             "attach" | "exec" | "log" | "portforward" | "proxy"
         );
         self.info.kind == Kind::Resource && self.info.verb != Verb::Proxy && !served_by_node
+    }
+
+    /// The same request, of the user of the bridge.
+    pub(super) fn as_bridge_user(&self) -> RequestContext<'_> {
+        let user = &self.bridge.bridge_user;
+        RequestContext {
+            backends: self.backends,
+            bridge: self.bridge,
+            pools: self.pools,
+            member: self.member,
+            after_backend: self.after_backend,
+            client: self.client,
+            limits: self.limits,
+            trust: self.trust.clone(),
+            info: self.info.clone(),
+            component: self.component,
+            placement: self.placement,
+            caller: Caller::Asserted(User {
+                name: user.name.clone(),
+                groups: user.groups.clone(),
+                ..User::default()
+            }),
+            from_front_proxy: false,
+            rerouted: false,
+            token_place: None,
+            has_unauthenticated_token: false,
+            attempt: None,
+            format: self.format,
+            detail: self.detail,
+        }
+    }
+
+    /// The client, as the response to a failed request needs it.
+    pub(super) fn error_recipient(&self) -> ErrorRecipient<'_> {
+        ErrorRecipient {
+            bridge: self.bridge,
+            format: self.format,
+            detail: self.detail,
+            is_front_proxy: self.from_front_proxy,
+        }
+    }
+
+    /// Connections to the local server on which users are asserted.
+    pub(super) fn front_proxy_pool(&self) -> Result<Arc<Pool>, ProxyError> {
+        let (targets, metrics) = (&self.bridge.targets, &self.bridge.metrics);
+        let pool = self
+            .pools
+            .of(UpstreamIdentity::FrontProxy, targets, metrics);
+        pool.ok_or_else(|| ProxyError::refused(Refusal::CannotAssert))
+    }
+
+    /// The peers that the request can be sent to if the local server does not serve it, in groups
+    /// of equally good ones, the best first.
+    pub(crate) fn place_among_peers(&self) -> Vec<Vec<Arc<Peer>>> {
+        let Some(cluster_handle) = &self.bridge.cluster_handle else {
+            return Vec::new();
+        };
+        let cluster = cluster_handle.cluster.load();
+        routing::place_among_peers(&self.info, self.placement, &cluster, Instant::now())
+    }
+
+    /// The available peers that the request can be sent to if the local server does not process it,
+    /// in groups of equally good ones, the best first. Beside other backends there are none: those get
+    /// the request.
+    pub(crate) fn place_elsewhere(&self) -> Vec<Vec<Arc<Peer>>> {
+        let cluster_handle = self.bridge.cluster_handle.as_ref();
+        let Some(cluster_handle) =
+            cluster_handle.filter(|_| !self.rerouted && self.member.is_none())
+        else {
+            return Vec::new();
+        };
+        let cluster = cluster_handle.cluster.load();
+        routing::place_elsewhere(&self.info, self.placement, &cluster, Instant::now())
+    }
+
+    /// The rules that a server does not satisfy for the request; `None` is the local server.
+    pub(crate) fn unmet_by(&self, server: Option<&Identity>) -> RuleSet {
+        let Some(cluster_handle) = &self.bridge.cluster_handle else {
+            return RuleSet::EMPTY;
+        };
+        let cluster = cluster_handle.cluster.load();
+        routing::unmet_by(&self.info, self.placement, &cluster, Instant::now(), server)
     }
 
     /// The peers that serve the request, as far as is known.
@@ -120,6 +237,18 @@ impl RequestContext<'_> {
             return Err(SendError::Declined(StatusCode::NOT_FOUND));
         }
         Ok(Response::from_parts(head, body))
+    }
+
+    /// The error of a write that no enforcing peer has accepted, and counts it.
+    pub(crate) fn note_unenforced(&self, error: ProxyError) -> ProxyError {
+        let Some(cluster_handle) = self.bridge.cluster_handle.as_ref() else {
+            return error;
+        };
+        if error.is_unsent() {
+            self.bridge.metrics.placement().unmet(Rule::Admission);
+        }
+        let cluster = cluster_handle.cluster.load();
+        error.of_policy_enforcement(&cluster.policies.describe_matching(&self.info))
     }
 
     /// Counts a header limit that the request has reached.

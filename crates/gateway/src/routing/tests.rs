@@ -1,3 +1,4 @@
+use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
 use http::Method;
@@ -6,20 +7,32 @@ use skewbridge_discovery::{Document, Index};
 use skewbridge_http_signature::VerifyingKey;
 use skewbridge_k8s_api::identity::{IdentityHeaders, User};
 use skewbridge_k8s_api::request_info::DecodedPath;
+use skewbridge_k8s_api::version::Version;
 use skewbridge_peer_directory::{
     CustomResourceDefinition, LeaseSnapshot, PeerTable, ServedApis, SharedGroupVersionTracker,
 };
 
 use super::*;
+use crate::admission_guard::{
+    AdmissionGuard, AdmissionPolicies, MatchRule, PolicyKind, PolicyMatches,
+};
 use crate::authn::CertificateUser;
 use crate::authn::SignedUser;
 use crate::connection_slots::Class;
+use crate::field_guard::FieldGuard;
+use crate::routing::placement::tests::{
+    cluster as placement_cluster, with_policies, with_policy_kind,
+};
 
 const READY: RouteInput = RouteInput {
     shutting_down: false,
     can_assert: true,
     hop_state: HopState::First,
-    component: None,
+    placement: PlacementInput {
+        component: None,
+        fields: FieldGuard::Writes,
+        admission: AdmissionGuard::On,
+    },
 };
 const SHUTTING_DOWN: RouteInput = RouteInput {
     shutting_down: true,
@@ -48,7 +61,7 @@ fn certificate() -> Caller {
         class: Class::Authenticated,
         headers: IdentityHeaders::default().prepare(&user).unwrap(),
         with_credential: IdentityHeaders::default().prepare(&user).unwrap(),
-        name: user.name,
+        user,
     }))
 }
 
@@ -71,21 +84,26 @@ fn alice() -> User {
 /// A route as text.
 fn describe(route: &Route) -> String {
     match route {
-        Route::Local(leg) => leg.as_str().to_owned(),
-        Route::Peer(peers) => {
-            let names: Vec<_> = peers.iter().map(|it| it.identity.to_string()).collect();
-            names.join("+")
-        }
-        Route::Placed(placed) => {
-            let names: Vec<_> = (placed.peers.iter())
-                .map(|it| it.identity.as_str())
+        Route::Local { identity, unmet } if unmet.is_empty() => identity.as_str().to_owned(),
+        Route::Local { identity, unmet } => format!("{}, not {unmet}", identity.as_str()),
+        Route::Peers(route) => {
+            let groups: Vec<_> = (route.peers.iter())
+                .map(|group| {
+                    let names: Vec<_> = group.iter().map(|it| it.identity.as_str()).collect();
+                    names.join("+")
+                })
                 .collect();
-            let (names, rule) = (names.join("+"), placed.rule.as_str());
-            let unmet = if placed.unmet { ", unmet" } else { "" };
-            format!(
-                "{names} by {rule}{unmet}, else {}",
-                placed.fallback.as_str()
-            )
+            let mut text = groups.join(", then ");
+            if route.rule != Rule::Serves {
+                write!(text, " by {}", route.rule.as_str()).unwrap();
+            }
+            if !route.unmet.is_empty() {
+                write!(text, ", not {}", route.unmet).unwrap();
+            }
+            if let Some(identity) = route.fallback {
+                write!(text, ", else {}", identity.as_str()).unwrap();
+            }
+            text
         }
         Route::Refuse(refusal) => format!("{refusal:?}"),
     }
@@ -191,6 +209,7 @@ fn served(list: &[(&str, &[&str])]) -> ServedApis {
         documents: [Arc::default(), document],
         etags: [None, None],
         version: None,
+        version_suffix: Arc::default(),
         by_bridge: false,
     }
 }
@@ -237,11 +256,11 @@ fn cluster() -> Cluster {
     });
     peer_table.set_addresses(&addresses.into(), now);
     assert_eq!(peer_table.take_due(now).len(), 2);
-    let mut tell = |name: &str, list: &[(&str, &[&str])]| {
+    let mut add_server = |name: &str, list: &[(&str, &[&str])]| {
         let identity = Identity::named(name).unwrap();
         peer_table.record_poll(&identity, Ok(served(list)), now, SystemTime::now(), 0.0);
     };
-    tell(
+    add_server(
         "b",
         &[
             ("/v1", &[PODS, "pods:watch", "pods/resize:get,patch"]),
@@ -249,7 +268,7 @@ fn cluster() -> Cluster {
             ("custom.example.com/v1", &[NEW]),
         ],
     );
-    tell("c", &[("new.k8s.io/v1", &[NEW])]);
+    add_server("c", &[("new.k8s.io/v1", &[NEW])]);
     let mut exclusions = SharedGroupVersionTracker::new();
     exclusions.set_crds(&[custom_resource()], now);
     Cluster {
@@ -257,7 +276,7 @@ fn cluster() -> Cluster {
         peers: peer_table.snapshot(),
         shared: Some(exclusions.snapshot()),
         view: None,
-        awaits_registry: false,
+        ..Cluster::default()
     }
 }
 
@@ -269,7 +288,7 @@ fn custom_resource() -> CustomResourceDefinition {
     .unwrap()
 }
 
-/// The rules of KEP-4020, Aggregation Layer, and beyond them by subresource and verb.
+/// The rules of KEP-4020, Aggregation Layer, extended to subresources and verbs.
 #[test]
 fn requests_that_the_local_server_does_not_serve_go_to_peers_that_do() {
     let cluster = cluster();
@@ -431,9 +450,44 @@ fn a_running_peer_with_unknown_apis_causes_503_instead_of_404() {
 
 #[test]
 fn routes_have_metric_labels() {
-    assert_eq!(Route::Local(UpstreamIdentity::Plain).as_str(), "local");
-    assert_eq!(Route::Peer(Vec::new()).as_str(), "peer");
+    assert_eq!(Route::local(UpstreamIdentity::Plain).as_str(), "local");
+    let peers = PeerRoute {
+        peers: Vec::new(),
+        fallback: None,
+        rule: Rule::Serves,
+        unmet: RuleSet::EMPTY,
+        must_enforce: false,
+    };
+    assert_eq!(Route::Peers(peers).as_str(), "peer");
     assert_eq!(Route::Refuse(Refusal::Loop).as_str(), "rejected");
+}
+
+/// The reason for a refusal does not depend on another rule that the local server does not satisfy.
+#[test]
+fn a_write_that_the_local_server_may_not_get_because_of_a_policy_is_marked() {
+    let now = Instant::now();
+    let path = DecodedPath::new("/api/v1/pods").unwrap();
+    let request = RequestInfo::parse(&Method::POST, &path, None);
+    for (is_available, has_policy, rule, expected) in [
+        (true, true, Rule::Admission, true),
+        (false, true, Rule::Available, true),
+        (false, false, Rule::Available, false),
+    ] {
+        let peers = vec![with_policy_kind("b", now)];
+        let mut cluster = Cluster {
+            shared: cluster().shared,
+            ..placement_cluster(Some("v1.34.4".parse().unwrap()), peers)
+        };
+        if has_policy {
+            cluster = with_policies(cluster, "CREATE");
+        }
+        cluster.local_health.probed(is_available, 0);
+        let routed = route(&request, &certificate(), READY, Some((&cluster, now)));
+        let Route::Peers(routed) = routed else {
+            panic!("{}", describe(&routed));
+        };
+        assert_eq!((routed.rule, routed.must_enforce), (rule, expected));
+    }
 }
 
 #[test]
@@ -447,6 +501,7 @@ fn a_rule_applies_only_to_requests_that_no_bridge_has_placed() {
             documents: apis.documents.clone(),
             etags: [None, None],
             version: version(text),
+            version_suffix: Arc::default(),
             by_bridge: true,
         })
     };
@@ -467,16 +522,20 @@ fn a_rule_applies_only_to_requests_that_no_bridge_has_placed() {
             problem: None,
         });
     }
+    let component = |text| PlacementInput {
+        component: version(text),
+        ..READY.placement
+    };
     let newer = RouteInput {
-        component: version("v1.36.0"),
+        placement: component("v1.36.0"),
         ..READY
     };
     let same = RouteInput {
-        component: version("v1.34.9"),
+        placement: component("v1.34.9"),
         ..READY
     };
     let rerouted = RouteInput {
-        component: version("v1.36.0"),
+        placement: component("v1.36.0"),
         ..REROUTED
     };
     for (path, input, expected) in [
@@ -492,5 +551,116 @@ fn a_rule_applies_only_to_requests_that_no_bridge_has_placed() {
     ] {
         let went = route_of(&Method::GET, path, &certificate(), input, &cluster);
         assert_eq!(went, expected, "{path} {input:?}");
+    }
+}
+
+#[test]
+fn a_write_waits_for_a_running_peer_of_which_nothing_is_known() {
+    let now = Instant::now();
+    let unread = Peer {
+        identity: Identity::named("unread").unwrap(),
+        host: None,
+        address: Some(([127, 0, 0, 1], 6443).into()),
+        published: true,
+        alive_until: now + Duration::from_secs(40),
+        awaited_until: now + Duration::from_secs(40),
+        served: None,
+        record: skewbridge_peer_directory::PeerRecord::default(),
+        health: Arc::default(),
+        last_success: None,
+        problem: None,
+    };
+    let mut cluster = cluster();
+    cluster.peers.peers.push(Arc::new(unread));
+    let with_guards = |fields, admission| RouteInput {
+        placement: PlacementInput {
+            component: None,
+            fields,
+            admission,
+        },
+        ..READY
+    };
+    let only_fields = with_guards(FieldGuard::Writes, AdmissionGuard::Off);
+    let only_admission = with_guards(FieldGuard::Off, AdmissionGuard::On);
+    let off = with_guards(FieldGuard::Off, AdmissionGuard::Off);
+    let pods = "/api/v1/namespaces/n/pods";
+    let refused = "PeerUnread";
+    let rows = [
+        (Method::POST, pods, READY, refused),
+        (Method::POST, pods, only_fields, refused),
+        (Method::POST, pods, only_admission, refused),
+        (Method::POST, pods, off, "front-proxy"),
+        (Method::POST, "/apis/new.k8s.io/v1/widgets", READY, refused),
+        // Policies match custom resources, too.
+        (
+            Method::POST,
+            "/apis/custom.example.com/v1/widgets",
+            READY,
+            refused,
+        ),
+        (Method::GET, pods, READY, "front-proxy"),
+        (Method::POST, "/apis", READY, "front-proxy"),
+        // The sending bridge has placed the request.
+        (Method::POST, pods, REROUTED, "front-proxy"),
+    ];
+    for (method, path, input, expected) in rows {
+        let went = route_of(&method, path, &certificate(), input, &cluster);
+        assert!(went.starts_with(expected), "{method} {path}: {went}");
+    }
+    // It no longer counts once it turns out that no server runs there.
+    let health = cluster.peers.peers.last().unwrap().health.clone();
+    health.record_unanswered_poll();
+    let went = route_of(&Method::POST, pods, &certificate(), READY, &cluster);
+    assert_eq!(went, "front-proxy");
+}
+
+/// The sending server may be a kube-apiserver that does not know of policies that others enforce.
+#[test]
+fn a_rerouted_write_is_refused_where_a_policy_that_matches_it_is_not_enforced() {
+    let cluster_with = |local: &[(&str, &[&str])]| {
+        let rule = MatchRule {
+            operations: vec!["CREATE".to_owned()],
+            resources: vec!["pods".to_owned()],
+        };
+        Cluster {
+            local: Some(Arc::new(served(local))),
+            policies: Arc::new(AdmissionPolicies {
+                kinds: vec![PolicyKind {
+                    resource: "policies".to_owned(),
+                    version: "v1".to_owned(),
+                    objects: Some(1),
+                    matches: PolicyMatches::Rules(vec![rule]),
+                }],
+            }),
+            ..cluster()
+        }
+    };
+    let pods: (&str, &[&str]) = ("/v1", &[PODS, "pods:delete"]);
+    let policies: (&str, &[&str]) = ("admissionregistration.k8s.io/v1", &["policies:get,list"]);
+    let (lacks, enforces) = (cluster_with(&[pods]), cluster_with(&[pods, policies]));
+    let off = RouteInput {
+        placement: PlacementInput {
+            admission: AdmissionGuard::Off,
+            ..REROUTED.placement
+        },
+        ..REROUTED
+    };
+    let path = "/api/v1/namespaces/n/pods";
+    for (method, path, input, cluster, expected) in [
+        ("POST", path, REROUTED, &lacks, "NotEnforced"),
+        ("POST", path, REROUTED, &enforces, "front-proxy"),
+        ("POST", path, off, &lacks, "front-proxy"),
+        ("GET", path, REROUTED, &lacks, "front-proxy"),
+        (
+            "DELETE",
+            "/api/v1/namespaces/n/pods/p",
+            REROUTED,
+            &lacks,
+            "front-proxy",
+        ),
+    ] {
+        let method = method.parse().unwrap();
+        let went = route_of(&method, path, &peer(), input, cluster);
+        assert!(went.starts_with(expected), "{method} {path} {went}");
     }
 }

@@ -13,17 +13,32 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::tls::files::certificates;
 use crate::tls::own_certificates::{CaFile, FrontProxy};
 
-/// The user and the group that the bridge asserts for the test. They need no permissions: the test
+/// The user that the bridge asserts for the test, with the group [`GROUP`]. They need no permissions: the test
 /// only checks that upstream authenticates them.
-pub(crate) const USER: &str = "skewbridge:self-test";
-pub(crate) const GROUP: &str = "skewbridge:self-tests";
+pub const USER: &str = "skewbridge:self-test";
+/// See [`USER`].
+pub const GROUP: &str = "skewbridge:self-tests";
+
+/// Where the review of the own user is created. Since 1.28.
+pub const REVIEWS_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+
+/// What is created there.
+pub const REVIEW: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
+
+/// For servers without `SelfSubjectReview`: a user without permissions may not read this path, and
+/// the 403 response names the user.
+pub const FORBIDDEN_PATH: &str = "/skewbridge-self-test";
+
+/// The `ConfigMap` in which kube-apiserver publishes the CAs that it trusts.
+pub const AUTHENTICATION_CONFIG_MAP_PATH: &str =
+    "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
 
 /// How many CA subjects an error text lists.
 const MAX_NAMED_CAS: usize = 5;
 
 /// The result of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum TestResult {
+pub enum TestResult {
     /// Upstream and the bridge agree.
     Passed,
     /// Some clients are rejected, or authenticated by the bridge only.
@@ -36,7 +51,7 @@ pub(crate) enum TestResult {
 
 impl TestResult {
     /// Whether the test passed, if it has a result.
-    pub(crate) fn passed(&self) -> Option<bool> {
+    pub fn passed(&self) -> Option<bool> {
         match self {
             Self::Passed | Self::Warned(_) => Some(true),
             Self::Failed(_) => Some(false),
@@ -47,7 +62,7 @@ impl TestResult {
 
 /// The user that upstream authenticates for a request that asserts [`USER`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum AuthenticatedAs {
+pub enum AuthenticatedAs {
     /// The user, and the groups if the response contains them.
     User(String, Option<Vec<String>>),
     /// 401.
@@ -60,7 +75,7 @@ pub(crate) enum AuthenticatedAs {
 
 /// Parses the response to a `SelfSubjectReview`, or the 403 response to a request for a path that
 /// the user may not read, which names the user.
-pub(crate) fn authenticated_as(status: StatusCode, body: &[u8]) -> AuthenticatedAs {
+pub fn authenticated_as(status: StatusCode, body: &[u8]) -> AuthenticatedAs {
     #[derive(Deserialize)]
     struct Review {
         status: ReviewStatus,
@@ -109,7 +124,7 @@ fn refused_user(message: &str) -> Option<&str> {
 }
 
 /// Whether upstream accepts users that the bridge asserts.
-pub(crate) fn front_proxy(
+pub fn front_proxy(
     user: &AuthenticatedAs,
     own: &FrontProxy,
     headers: &IdentityHeaders,
@@ -156,14 +171,16 @@ pub(crate) fn front_proxy(
 
 /// The CAs that upstream trusts, from its `extension-apiserver-authentication` `ConfigMap`.
 #[derive(Debug, Default)]
-pub(crate) struct PublishedCas {
-    pub(crate) client_ca: Option<Vec<CertificateDer<'static>>>,
-    pub(crate) request_header_ca: Option<Vec<CertificateDer<'static>>>,
+pub struct PublishedCas {
+    /// `--client-ca-file` of upstream.
+    pub client_ca: Option<Vec<CertificateDer<'static>>>,
+    /// `--requestheader-client-ca-file` of upstream.
+    pub request_header_ca: Option<Vec<CertificateDer<'static>>>,
 }
 
 impl PublishedCas {
     /// Parses the `ConfigMap`.
-    pub(crate) fn parse(body: &[u8]) -> Result<Self, String> {
+    pub fn parse(body: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct ConfigMap {
             kind: String,
@@ -191,7 +208,7 @@ impl PublishedCas {
 
 /// Whether the CA of certificate users is upstream's. If upstream has none, only the bridge
 /// authenticates them.
-pub(crate) fn client_ca(own: &CaFile, theirs: Option<&[CertificateDer<'static>]>) -> TestResult {
+pub fn client_ca(own: &CaFile, theirs: Option<&[CertificateDer<'static>]>) -> TestResult {
     let Some(theirs) = theirs else {
         return TestResult::Passed;
     };
@@ -234,10 +251,7 @@ pub(crate) fn client_ca(own: &CaFile, theirs: Option<&[CertificateDer<'static>]>
 }
 
 /// Whether the CA of peers and front proxies is upstream's.
-pub(crate) fn request_header_ca(
-    own: &CaFile,
-    theirs: Option<&[CertificateDer<'static>]>,
-) -> TestResult {
+pub fn request_header_ca(own: &CaFile, theirs: Option<&[CertificateDer<'static>]>) -> TestResult {
     let Some(theirs) = theirs else {
         return TestResult::Passed;
     };
@@ -294,7 +308,7 @@ mod tests {
 
     use super::*;
 
-    fn own() -> FrontProxy {
+    fn own_front_proxy() -> FrontProxy {
         FrontProxy {
             path: "/pki/front-proxy.crt".into(),
             common_name: "front-proxy-client".to_owned(),
@@ -360,7 +374,7 @@ mod tests {
             AuthenticatedAs::User(name.to_owned(), groups)
         };
         let headers = IdentityHeaders::default();
-        let evaluate = |user: &AuthenticatedAs| front_proxy(user, &own(), &headers);
+        let evaluate = |user: &AuthenticatedAs| front_proxy(user, &own_front_proxy(), &headers);
         assert_eq!(evaluate(&user(USER, Some(&[GROUP]))), TestResult::Passed);
         assert_eq!(evaluate(&user(USER, None)), TestResult::Passed);
         for user in [

@@ -4,7 +4,7 @@
 //! If upstream does not accept the front-proxy certificate of a bridge, every user with a
 //! certificate gets 401 although all other checks of the bridge pass.
 
-pub(crate) mod evaluate;
+pub mod evaluate;
 
 use std::sync::Arc;
 

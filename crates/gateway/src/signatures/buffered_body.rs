@@ -13,10 +13,7 @@ use skewbridge_http_engine::body::{Frame, RequestBody};
 use skewbridge_http_signature::{ExpectedDigest, VerifyError};
 use tokio::time::timeout;
 
-use super::error::SignatureError;
-
-/// The maximum size of a body: the limit of kube-apiserver for an object.
-pub(super) const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
+use super::error::{MAX_BODY_BYTES, SignatureError};
 
 /// The budget of all buffered bodies. A body counts until its last byte has been sent upstream.
 /// Only bodies of requests with a valid signature are buffered.

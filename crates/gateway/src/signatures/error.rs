@@ -1,10 +1,12 @@
-//! Errors of signed requests, and their responses.
+//! Errors of signed requests, their responses, and the limit of bodies.
 
 use skewbridge_http_signature::VerifyError;
 use skewbridge_k8s_api::status::Status;
 
-use super::buffered_body::MAX_BODY_BYTES;
 use crate::error_response;
+
+/// The maximum size of a body: the limit of kube-apiserver for an object.
+pub(super) const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 
 /// Why a signed request is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +89,7 @@ impl SignatureError {
                  a bearer token, or the certificate of another user",
             ),
             Self::ReplayCacheFull => {
-                error_response::retry_later("the replay cache of this gateway is full")
+                error_response::retry_later("the replay cache of this bridge is full")
             }
             Self::TooLarge => Status::new(
                 413,
@@ -95,7 +97,7 @@ impl SignatureError {
                 format!("the body of a signed request is longer than {MAX_BODY_BYTES} bytes"),
             ),
             Self::BodyBudgetExhausted => error_response::retry_later(
-                "this gateway buffers too many bodies of signed requests",
+                "this bridge buffers too many bodies of signed requests",
             ),
             Self::BodyLost => Status::bad_request("the body of the signed request is incomplete"),
             Self::BodySlow => {

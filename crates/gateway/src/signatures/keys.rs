@@ -230,7 +230,7 @@ mod tests {
             ),
             (
                 ed25519("    user: u\n").replace("ed25519", "ecdsa-p256-sha256"),
-                "no public key for ecdsa-p256-sha256",
+                "not a public key for ecdsa-p256-sha256",
             ),
             (
                 ed25519(&format!("    user: u\n    secret: {SECRET}\n")),

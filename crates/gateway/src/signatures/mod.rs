@@ -98,7 +98,7 @@ impl Signatures {
         if buffered_body::is_too_long(&head.headers) {
             return Err(SignatureError::TooLarge);
         }
-        // Only upstream knows the user of a token: it could be another user.
+        // Only upstream can determine the user of a token, which could be another user.
         if matches!(caller, Caller::Bearer) {
             return Err(SignatureError::OtherCredential);
         }
@@ -122,7 +122,7 @@ impl Signatures {
             error => error.into(),
         })?;
         let user = keys.get(&verified.key_id).ok_or(VerifyError::UnknownKey)?;
-        if matches!(caller, Caller::Certificate(other) if other.name != user.name) {
+        if matches!(caller, Caller::Certificate(other) if other.user.name != user.name) {
             return Err(SignatureError::OtherCredential);
         }
         let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);

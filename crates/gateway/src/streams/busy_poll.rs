@@ -92,8 +92,8 @@ impl BusyPoll {
         self.last = now;
     }
 
-    /// Schedules another poll of the task right after the next check of all sockets, if that
-    /// is worth it.
+    /// Schedules another poll of the task right after the next check of all sockets, if a reply is
+    /// expected soon.
     pub(crate) fn schedule(&self, cx: &mut Context<'_>) {
         // Without busy-polling, no clock is read.
         if self.is_interactive && self.should_poll(Instant::now()) {
@@ -180,7 +180,7 @@ mod tests {
             !first.should_poll(now) && !second.should_poll(later),
             "alternating streams"
         );
-        // Until the other one is silent.
+        // Until the other one sends nothing.
         now += Duration::from_micros(50);
         first.on_relayed(now, Down, 16);
         assert!(first.should_poll(now), "alone again");

@@ -15,7 +15,7 @@ const FIRST_ID: u32 = 0xc000_0000;
 /// The number of ids; then they start over.
 const ID_COUNT: u64 = 1 << 29;
 
-/// The role whose pings they imitate.
+/// The role whose ping ids the injected pings use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PingRole {
     /// Odd ids (SPDY/3.1, 2.6.5), for pings to a server.
@@ -29,7 +29,7 @@ pub(crate) enum PingRole {
 pub(crate) struct InjectedPings {
     role: PingRole,
     keepalive: SpdyKeepalive,
-    /// How many were sent.
+    /// How many pings were sent.
     count: u64,
 }
 
@@ -47,7 +47,7 @@ impl InjectedPings {
         self.keepalive.on_received(now);
     }
 
-    /// The connection is not read now: silence is not the fault of the other end.
+    /// The connection is not read now: silence does not count against the other end.
     pub(crate) fn on_read_paused(&mut self, now: Instant) {
         self.keepalive.on_read_paused(now);
     }
@@ -57,7 +57,7 @@ impl InjectedPings {
         self.keepalive.on_sent(now, frame, bytes);
     }
 
-    /// When the end is considered dead if it stays silent.
+    /// When the end is considered dead if it sends nothing.
     pub(crate) fn dead_at(&self) -> Option<Instant> {
         self.keepalive.dead_at()
     }

@@ -157,7 +157,7 @@ impl Streams {
 
     /// Upstream refused a protocol over WebSocket and accepted it over SPDY.
     pub(crate) fn remember_refusal(&self, protocol: StreamProtocol) {
-        self.refusals.remember(protocol, Instant::now());
+        self.refusals.insert(protocol, Instant::now());
     }
 }
 

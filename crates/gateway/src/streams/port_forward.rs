@@ -74,7 +74,7 @@ impl WsToSpdyPortForward {
             RelayEnd::Shutdown => StreamEnd::Aborted,
         };
         if let RelayEnd::Disconnected(DisconnectReason::Closed(_)) = &end {
-            // Upstream sees a clean close.
+            // Upstream receives a clean close.
             let closing = async {
                 poll_fn(|cx| raw.poll_flush(cx)).await?;
                 poll_fn(|cx| Pin::new(&mut raw.io).poll_shutdown(cx)).await

@@ -292,7 +292,7 @@ where
     }
 }
 
-/// The close frame of the WebSocket for each end; `None` if it is gone.
+/// The close frame of the WebSocket for each end; `None` if the WebSocket is lost.
 pub(crate) fn close_for(end: &RelayEnd) -> Option<Close> {
     let (code, reason) = match end {
         RelayEnd::RawEnded | RelayEnd::Disconnected(DisconnectReason::Closed(_)) => {
@@ -310,7 +310,7 @@ pub(crate) fn close_for(end: &RelayEnd) -> Option<Close> {
         RelayEnd::Idle => (CloseCode::GOING_AWAY, "idle timeout".to_owned()),
         RelayEnd::Shutdown => (
             CloseCode::GOING_AWAY,
-            "the gateway is shutting down".to_owned(),
+            "the bridge is shutting down".to_owned(),
         ),
         RelayEnd::Disconnected(DisconnectReason::ProtocolViolation(violation)) => {
             (violation.close_code(), violation.to_string())

@@ -60,7 +60,7 @@ impl FromIterator<StreamProtocol> for RefusedProtocols {
 #[derive(Debug)]
 pub(crate) struct RefusalCache {
     since: Instant,
-    /// When each was last refused: seconds after `since`, plus one; zero is never.
+    /// When each protocol was last refused: seconds after `since`, plus one; zero means never.
     at: [AtomicU64; PROTOCOL_COUNT],
 }
 
@@ -73,7 +73,7 @@ impl RefusalCache {
     }
 
     /// Upstream refused this protocol over WebSocket and accepted it over SPDY.
-    pub(crate) fn remember(&self, protocol: StreamProtocol, now: Instant) {
+    pub(crate) fn insert(&self, protocol: StreamProtocol, now: Instant) {
         let seconds = now.duration_since(self.since).as_secs() + 1;
         if let Some(at) = self.at.get(protocol.index()) {
             at.store(seconds, Ordering::Relaxed);
@@ -109,7 +109,7 @@ mod tests {
         for refused in all() {
             let refusals = RefusalCache::new(start);
             assert_eq!(refusals.recent(at(5)), RefusedProtocols::default());
-            refusals.remember(refused, at(5));
+            refusals.insert(refused, at(5));
             for other in all() {
                 let recent = refusals.recent(at(604)).contains(other);
                 assert_eq!(recent, other == refused, "{refused:?} {other:?}");

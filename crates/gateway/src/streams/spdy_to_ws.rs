@@ -136,7 +136,7 @@ impl SpdyToWsExec {
             let mut driver = driver?;
             tokio::select! {
                 biased;
-                // The client is gone.
+                // The client has disconnected.
                 _ = &mut driver => return None,
                 () = streams.finish(error_bytes) => {}
             }

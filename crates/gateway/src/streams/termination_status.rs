@@ -22,7 +22,7 @@ pub(crate) fn shutdown() -> Outcome {
     Outcome::Failed(Failure {
         code: Some(StatusCode::SERVICE_UNAVAILABLE.as_u16()),
         reason: "ServiceUnavailable".to_owned(),
-        message: "the gateway is shutting down, and the stream did not end within \
+        message: "the bridge is shutting down, and the stream did not end within \
                   --shutdown-drain-timeout"
             .to_owned(),
     })

@@ -23,7 +23,7 @@ pub(crate) const SPDY_UPGRADE: &str = "SPDY/3.1";
 /// Browsers cannot set headers on a WebSocket: their token is a subprotocol offer.
 const TOKEN_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// The protocol that a client wants to switch to.
+/// The protocol that a client requests to switch to.
 #[derive(Debug, Clone)]
 pub(crate) enum UpgradeRequest {
     WebSocket {
@@ -114,7 +114,7 @@ pub(crate) struct TranslationRules {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct UpstreamCaps {
     pub(crate) version: Option<Version>,
-    /// What it refused recently over WebSocket and accepted over SPDY.
+    /// The protocols that it refused recently over WebSocket and accepted over SPDY.
     pub(crate) refused: RefusedProtocols,
 }
 
@@ -231,7 +231,7 @@ pub(crate) fn plan(
     }
 }
 
-/// The stream that these offers ask for; `None` if no offer is supported.
+/// The stream that these offers request; `None` if no offer is supported.
 fn websocket_stream(kind: StreamKind, offers: Vec<String>) -> Option<WebSocketStream> {
     let names = || offers.iter().map(String::as_str);
     match kind {

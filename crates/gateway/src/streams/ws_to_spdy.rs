@@ -57,7 +57,7 @@ enum ExchangeEnd {
     NodeDead,
     /// The client sent a close frame.
     ClientClosed(Option<Close>),
-    /// The client is gone, or does not answer pings any more.
+    /// The client has disconnected, or does not answer pings any more.
     ClientLost,
     /// The client violated the protocol.
     ClientError(CloseCode, String),
@@ -89,7 +89,7 @@ impl WsToSpdyExec {
             stream_metrics: &self.stream_metrics,
             record: &mut record,
         };
-        // The first message of a server, so that the client knows that it is connected.
+        // The first message of a server, which shows the client that it is connected.
         let (writer, options) = (&mut exchange.writer, self.options);
         exchange.client.write(|out| {
             writer.open(options, out);
@@ -136,9 +136,9 @@ impl WsToSpdyExec {
     }
 }
 
-/// Writes the result to the client, and returns the close frame; `None` if the client is gone.
-/// A Kubernetes client treats a normal close as success unless the error channel reports a failure:
-/// therefore both show an interrupted stream.
+/// Writes the result to the client, and returns the close frame; `None` if the client has
+/// disconnected. A Kubernetes client treats a normal close as success unless the error channel
+/// reports a failure: therefore both show an interrupted stream.
 fn write_result(
     end: ExchangeEnd,
     protocol: Protocol,
@@ -167,7 +167,7 @@ fn write_result(
             )
         }
         ExchangeEnd::Shutdown => {
-            let close = Close::new(CloseCode::GOING_AWAY, "the gateway is shutting down");
+            let close = Close::new(CloseCode::GOING_AWAY, "the bridge is shutting down");
             (termination_status::shutdown().encode(version), close)
         }
     };

@@ -117,7 +117,7 @@ pub fn front_proxy_conflict(
     front_proxy: &KeyPair,
     client_ca: &CaBundle,
 ) -> Option<CaConflict> {
-    let wants_peers = config.peers.ca.is_some()
+    let wants_peers = (config.peers.ca.is_some() || config.upstream.is_balanced())
         && (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy);
     let cas = &client_ca.certificates;
     if !wants_peers || !ca_overlap::authenticates(cas, &front_proxy.certified.cert) {

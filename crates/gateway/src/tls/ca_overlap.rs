@@ -126,13 +126,13 @@ mod tests {
             ("root and CA below it", &[&root], &[&proxies], true),
             ("CA and the root above it", &[&proxies], &[&root], true),
             (
-                "two below, without the one between",
+                "root and the CA two levels below, without the intermediate",
                 &[&below_users],
                 &[&root],
                 false,
             ),
             (
-                "two below, with the one between",
+                "root and the CA two levels below, with the intermediate",
                 &[&below_users, &users],
                 &[&root],
                 true,

@@ -99,7 +99,7 @@ pub enum PemError {
     NoKey(PemContent),
     /// The key has a passphrase.
     #[error(
-        "the private key is encrypted, and skewbridge cannot ask for its passphrase; \
+        "the private key is encrypted, and skewbridge cannot prompt for its passphrase; \
          decrypt it with `openssl pkey -in ENCRYPTED -out DECRYPTED`"
     )]
     EncryptedKey,
@@ -261,7 +261,7 @@ impl fmt::Debug for KeyPair {
 }
 
 /// Reads a CA bundle. If one certificate cannot be parsed, the file is rejected: a CA that is missing
-/// silently would be noticed much later.
+/// without an error would be detected much later.
 pub fn load_ca(path: &Path) -> Result<CaBundle, FileError> {
     let bytes = read(path)?;
     parse_ca(&bytes).map_err(in_file(path))
@@ -346,7 +346,8 @@ fn in_file(path: &Path) -> impl Fn(PemError) -> FileError {
     }
 }
 
-fn parse_ca(bytes: &[u8]) -> Result<CaBundle, PemError> {
+/// The same of bytes that were read.
+pub fn parse_ca(bytes: &[u8]) -> Result<CaBundle, PemError> {
     let certificates = certificates(bytes)?;
     let (not_before, not_after) = validity(&certificates)?;
     let mut roots = RootCertStore::empty();
@@ -417,7 +418,7 @@ fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, PemError> {
 }
 
 /// The period in which all of these certificates are valid.
-fn validity(certificates: &[CertificateDer<'_>]) -> Result<(SystemTime, SystemTime), PemError> {
+pub fn validity(certificates: &[CertificateDer<'_>]) -> Result<(SystemTime, SystemTime), PemError> {
     let (mut not_before, mut not_after) = (system_time(0), system_time(i64::MAX));
     for (index, der) in certificates.iter().enumerate() {
         let (_, certificate) =
@@ -497,7 +498,7 @@ fn hint_for_key(found: PemContent) -> &'static str {
 }
 
 /// Formats a duration in its largest unit.
-pub(crate) struct LargestUnit(pub(crate) Duration);
+pub struct LargestUnit(pub Duration);
 
 impl fmt::Display for LargestUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

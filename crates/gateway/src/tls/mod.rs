@@ -7,5 +7,5 @@ pub mod own_certificates;
 mod server;
 pub mod timed_roots;
 
-pub use server::{client_config, server_config};
+pub use server::{client_config, is_fips, server_config};
 pub(crate) mod serving_key;

@@ -14,10 +14,10 @@ use crate::upstream_error_hint::UpstreamFlags;
 
 /// The time before the expiry of a certificate from which on warnings are logged: enough for a
 /// ticket and a maintenance window.
-pub(crate) const EXPIRY_WARNING_PERIOD: Duration = Duration::from_hours(30 * 24);
+pub const EXPIRY_WARNING_PERIOD: Duration = Duration::from_hours(30 * 24);
 
 /// The name for which peers verify the serving certificate.
-const PEER_NAME: &str = "kubernetes.default.svc";
+pub const PEER_NAME: &str = "kubernetes.default.svc";
 
 /// The files that upstream has to agree with.
 #[derive(Debug, Clone, Default)]
@@ -34,24 +34,29 @@ pub struct OwnCertificates {
 
 /// A CA bundle and its path.
 #[derive(Debug, Clone)]
-pub(crate) struct CaFile {
-    pub(crate) path: PathBuf,
-    pub(crate) certificates: Vec<CertificateDer<'static>>,
+pub struct CaFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Its certificates.
+    pub certificates: Vec<CertificateDer<'static>>,
 }
 
 /// The front-proxy certificate and its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FrontProxy {
-    pub(crate) path: PathBuf,
-    pub(crate) common_name: String,
+pub struct FrontProxy {
+    /// The file.
+    pub path: PathBuf,
+    /// The common name, which `--requestheader-allowed-names` lists.
+    pub common_name: String,
     /// The subject of the CA that issued it.
-    pub(crate) issuer: String,
+    pub issuer: String,
     /// The chain with its intermediates.
-    pub(crate) chain: Vec<CertificateDer<'static>>,
+    pub chain: Vec<CertificateDer<'static>>,
 }
 
 impl FrontProxy {
-    pub(crate) fn new(path: &Path, pair: &KeyPair) -> Self {
+    /// The certificate of this pair.
+    pub fn new(path: &Path, pair: &KeyPair) -> Self {
         let leaf = pair.certified.cert.first();
         let leaf = leaf.and_then(|der| X509Certificate::from_der(der).ok());
         let leaf = leaf.as_ref().map(|(_, leaf)| leaf);
@@ -102,16 +107,16 @@ pub(crate) fn warnings(
             message,
         });
     };
-    for it in [Some(serving), front_proxy]
+    for certificate in [Some(serving), front_proxy]
         .into_iter()
         .flatten()
         .chain(others.iter().copied())
     {
-        if let Ok(left) = it.pair.not_after.duration_since(now)
+        if let Ok(left) = certificate.pair.not_after.duration_since(now)
             && left < EXPIRY_WARNING_PERIOD
         {
             warn(
-                it,
+                certificate,
                 format!("the certificate expires in {}; renew it", LargestUnit(left)),
             );
         }
@@ -140,12 +145,17 @@ pub(crate) fn warnings(
 
 /// Whether the certificate is valid for the name that peers verify.
 fn is_for_peers(pair: &KeyPair) -> bool {
+    is_for_name(pair, PEER_NAME)
+}
+
+/// Whether the certificate is valid for a DNS name or an IP address.
+pub fn is_for_name(pair: &KeyPair, name: &str) -> bool {
     let Some(leaf) = pair.certified.cert.first() else {
         return false;
     };
     let (Ok(leaf), Ok(name)) = (
         ParsedCertificate::try_from(leaf),
-        ServerName::try_from(PEER_NAME),
+        ServerName::try_from(name),
     ) else {
         return false;
     };

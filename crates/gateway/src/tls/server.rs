@@ -38,6 +38,11 @@ fn provider() -> Arc<CryptoProvider> {
     })
 }
 
+/// Whether the cryptography is a validated FIPS module, and only approved algorithms are on.
+pub fn is_fips() -> bool {
+    provider().fips()
+}
+
 /// The TLS configuration of the listener. Client certificates are requested with `requested_cas` as
 /// hints; if it is empty, none are requested.
 pub fn server_config(

@@ -143,7 +143,7 @@ impl<V: ?Sized> TimedVerifier<V> {
         verifier
     }
 
-    /// Verifies by the CAs that are valid now. If only an expired CA would match, the error says
+    /// Verifies by the CAs that are valid now. If only an expired CA would match, the error names
     /// so.
     fn verify<T>(
         &self,

@@ -16,6 +16,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::dial::{Dialer, authority};
+use super::presented::PresentedCertificates;
 use super::transport::Transport;
 use crate::tls::serving_key::is_pinned;
 
@@ -42,6 +43,8 @@ pub struct Target {
     pub pins: Vec<KeyDigest>,
     /// Upstream or a peer.
     pub role: Role,
+    /// Where the certificates of servers are remembered.
+    pub(crate) presented: PresentedCertificates,
 }
 
 /// Whether the server at the other end is upstream or a peer.
@@ -49,30 +52,34 @@ pub struct Target {
 pub enum Role {
     /// The kube-apiserver behind this bridge.
     Upstream,
+    /// One of several kube-apiservers behind this bridge.
+    Backend,
     /// Another server of the cluster, or its bridge.
     Peer,
 }
 
 impl Role {
     /// Timeout of TCP, TLS and a proxy together. Upstream and peers are in the local network and
-    /// respond within milliseconds or not at all; for a peer another one may be tried.
+    /// respond within milliseconds or not at all; for a backend or a peer another one may be tried.
     fn connect_timeout(self) -> Duration {
         match self {
             Self::Upstream => Duration::from_secs(10),
-            Self::Peer => Duration::from_secs(3),
+            Self::Backend | Self::Peer => Duration::from_secs(3),
         }
     }
 
     fn unknown_issuer(self) -> &'static str {
         match self {
-            Self::Upstream => " (it is not signed by --upstream-ca-file)",
+            Self::Upstream | Self::Backend => " (it is not signed by --upstream-ca-file)",
             Self::Peer => " (it is not signed by --peer-ca-file)",
         }
     }
 
     fn wrong_name(self) -> &'static str {
         match self {
-            Self::Upstream => " (set --upstream-server-name to the name in the certificate)",
+            Self::Upstream | Self::Backend => {
+                " (set --upstream-server-name to the name in the certificate)"
+            }
             Self::Peer => " (a peer's certificate must be valid for kubernetes.default.svc)",
         }
     }
@@ -129,6 +136,10 @@ impl Target {
             return Err(self.failed(
                 "TLS: its key is not the one that its bridge has published in the registry",
             ));
+        }
+        if let Some(certificate) = presented.and_then(<[_]>::first) {
+            let server = authority(&self.host, self.port);
+            self.presented.note(server, certificate);
         }
         Ok(Connected {
             protocol: Protocol::from_alpn(io.get_ref().1.alpn_protocol()),

@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use http::StatusCode;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
-use skewbridge_http_engine::http_connect::{ConnectError, InvalidResponse, http_connect};
+use skewbridge_http_engine::http_connect::{InvalidResponse, TunnelError, http_connect};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -45,7 +45,7 @@ pub enum Proxy {
         port: u16,
         /// The server name that its certificate must match.
         server_name: ServerName<'static>,
-        /// Its CA and our certificate. Replaced when the files change.
+        /// Its CA and the certificate of this bridge. Replaced when the files change.
         tls: Arc<ClientConfig>,
     },
     /// A Unix socket.
@@ -72,13 +72,13 @@ pub(crate) enum DialError {
     #[error("--egress-selector-config-file: the proxy at {proxy} {cause}")]
     Proxy {
         proxy: Arc<Proxy>,
-        cause: ProxyError,
+        cause: EgressProxyError,
     },
 }
 
 /// Why a proxy opened no tunnel.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ProxyError {
+pub(crate) enum EgressProxyError {
     #[error("cannot be reached: {0}")]
     Unreachable(io::Error),
     #[error("closed the connection before it responded to CONNECT {to}: {cause}")]
@@ -123,7 +123,7 @@ impl Dialer {
             )),
             Self::HttpConnect(proxy) => DialError::Proxy {
                 proxy: proxy.clone(),
-                cause: ProxyError::Timeout {
+                cause: EgressProxyError::Timeout {
                     to: authority(host, port),
                     seconds,
                 },
@@ -133,11 +133,11 @@ impl Dialer {
 }
 
 impl Proxy {
-    async fn dial(&self, host: &str, port: u16) -> Result<ReadAhead<Transport>, ProxyError> {
+    async fn dial(&self, host: &str, port: u16) -> Result<ReadAhead<Transport>, EgressProxyError> {
         let mut transport = self
             .connect_to_proxy()
             .await
-            .map_err(ProxyError::Unreachable)?;
+            .map_err(EgressProxyError::Unreachable)?;
         let rest = connect(&mut transport, authority(host, port)).await?;
         Ok(ReadAhead::with_buffered(rest, transport))
     }
@@ -173,16 +173,18 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
 async fn connect(
     io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     to: String,
-) -> Result<BytesMut, ProxyError> {
+) -> Result<BytesMut, EgressProxyError> {
     match http_connect(io, &to, None).await {
         Ok(rest) => Ok(rest),
-        Err(ConnectError::Io(cause)) => Err(ProxyError::ConnectionLost { to, cause }),
-        Err(ConnectError::Closed) => Err(ProxyError::ConnectionLost {
+        Err(TunnelError::Io(cause)) => Err(EgressProxyError::ConnectionLost { to, cause }),
+        Err(TunnelError::Closed) => Err(EgressProxyError::ConnectionLost {
             to,
             cause: io::ErrorKind::UnexpectedEof.into(),
         }),
-        Err(ConnectError::Refused(status)) => Err(ProxyError::Refused { to, status }),
-        Err(ConnectError::InvalidResponse(cause)) => Err(ProxyError::InvalidResponse { to, cause }),
+        Err(TunnelError::Refused(status)) => Err(EgressProxyError::Refused { to, status }),
+        Err(TunnelError::InvalidResponse(cause)) => {
+            Err(EgressProxyError::InvalidResponse { to, cause })
+        }
     }
 }
 
@@ -202,7 +204,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_question_is_one_request_and_an_endless_answer_is_not_read_to_its_end() {
+    async fn connect_is_one_request_and_an_endless_response_is_not_read_to_its_end() {
         let expected = "CONNECT [fd00::1]:6443 HTTP/1.1\r\nHost: [fd00::1]:6443\r\n\r\n";
         let (mut ours, mut proxys) = duplex(256);
         let proxy = tokio::spawn(async move {
@@ -227,13 +229,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_speaks_first_is_heard_from_its_first_byte() {
+    async fn bytes_that_arrive_with_the_connect_response_are_read_first() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = Proxy::Tcp {
             host: "127.0.0.1".to_owned(),
             port: listener.local_addr().unwrap().port(),
         };
-        let said = async {
+        let sent = async {
             let (mut io, _) = listener.accept().await.unwrap();
             io.write_all(b"HTTP/1.1 200 OK\r\n\r\nfirst").await.unwrap();
             io.write_all(b" and later").await.unwrap();
@@ -245,7 +247,7 @@ mod tests {
             tunnel.read_exact(&mut received).await.unwrap();
             received
         };
-        let ((), received) = tokio::join!(said, received);
+        let ((), received) = tokio::join!(sent, received);
         assert_eq!(received.escape_ascii().to_string(), "first and later");
     }
 

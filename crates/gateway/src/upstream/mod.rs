@@ -5,6 +5,7 @@ mod connect;
 mod dial;
 mod metrics;
 mod pool_set;
+mod presented;
 mod targets;
 mod transport;
 
@@ -12,9 +13,11 @@ pub use connect::{Role, Target, UpstreamIo};
 pub(crate) use dial::authority;
 pub use dial::{Dialer, Proxy};
 pub use pool_set::Pools;
+pub(crate) use presented::PresentedCertificates;
 pub use skewbridge_http_engine::client::{
     ConnectError, ConnectionGuard, ProtocolPreference, ReplayBody, RetryClass, SendError,
 };
+pub(crate) use targets::replaceable_server_keepalive;
 pub use targets::{PeerTarget, UpstreamTargets};
 pub use transport::Transport;
 
@@ -61,5 +64,5 @@ pub(crate) enum PeerConnectionIdentity {
     Token,
     /// The same for tokens that kube-apiserver has not accepted before: after 401 it ends
     /// the connection.
-    UnprovenToken,
+    UnauthenticatedToken,
 }

@@ -22,13 +22,12 @@ struct CurrentPools {
     plain: Arc<Pool>,
     anonymous: Arc<Pool>,
     front_proxy: Option<Arc<Pool>>,
-    peers: HashMap<(Identity, PeerConnectionIdentity), PeerPool>,
+    peers: HashMap<(Identity, SocketAddr, PeerConnectionIdentity), PeerPool>,
 }
 
-/// A pool, and the address and pinned keys that it uses.
+/// A pool, and the pinned keys that it uses.
 #[derive(Debug)]
 struct PeerPool {
-    address: SocketAddr,
     pins: Vec<KeyDigest>,
     pool: Arc<Pool>,
 }
@@ -73,20 +72,17 @@ impl Pools {
         metrics: &Metrics,
     ) -> Option<Arc<Pool>> {
         let address = peer.address?;
-        let key = (peer.identity.clone(), identity);
+        let key = (peer.identity.clone(), address, identity);
         let pins = &peer.record.serving_keys;
         let mut current = self.lock();
         let current = refresh(&mut current, targets, metrics);
         match current.peers.get(&key) {
-            Some(known) if known.address == address && known.pins == *pins => {
-                Some(known.pool.clone())
-            }
+            Some(known) if known.pins == *pins => Some(known.pool.clone()),
             _ => {
                 let target = current.targets.peer.as_ref()?;
                 let target = target.at(address, pins.clone(), identity)?;
                 let pool = pool(target, PEER, metrics);
                 let known = PeerPool {
-                    address,
                     pins: pins.clone(),
                     pool: pool.clone(),
                 };
@@ -97,16 +93,16 @@ impl Pools {
     }
 
     /// Closes idle connections, and removes pools of former peers.
-    pub(crate) fn evict_idle(&self, is_peer: impl Fn(&Identity) -> bool) {
+    pub(crate) fn evict_idle(&self, is_peer: impl Fn(&Identity, SocketAddr) -> bool) {
         if let Some(current) = &mut *self.lock() {
             current.plain.evict_idle();
             current.anonymous.evict_idle();
             if let Some(pool) = &current.front_proxy {
                 pool.evict_idle();
             }
-            current.peers.retain(|(identity, _), known| {
+            current.peers.retain(|(identity, address, _), known| {
                 known.pool.evict_idle();
-                is_peer(identity)
+                is_peer(identity, *address)
             });
         }
     }

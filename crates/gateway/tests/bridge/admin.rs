@@ -274,8 +274,13 @@ async fn a_watch_is_counted_as_a_stream_while_it_runs_and_as_a_request_when_it_e
     let after = async || streams().await == (Some(1.0), Some(0.0));
     eventually("the stream is no longer counted", TEST_TIMEOUT, after).await;
     upstream.kill_connections().await;
-    let gone = async || streams().await == (Some(0.0), Some(0.0));
-    eventually("the connection is no longer counted", TEST_TIMEOUT, gone).await;
+    let all_closed = async || streams().await == (Some(0.0), Some(0.0));
+    eventually(
+        "the connection is no longer counted",
+        TEST_TIMEOUT,
+        all_closed,
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -588,4 +593,32 @@ async fn health_endpoints_on_the_main_port_are_answered_by_upstream() {
     for path in ["/livez", "/healthz", "/readyz/ping", "/metrics"] {
         assert_eq!(h1(path).await.text(), format!("upstream's {path}"));
     }
+}
+
+#[tokio::test]
+async fn zpages_have_the_shape_of_kubernetes() {
+    let pki = PkiFixture::new();
+    let upstream = upstream(&pki, |_| Reply::json("{}")).await;
+    let mut config = pki.config(upstream.addr());
+    let flags = [("tls-cert-file", "/etc/a.crt"), ("upstream", "[https://a]")];
+    config.admin.flags = (flags.into_iter())
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    let bridge = start(&config);
+    let status = get(bridge.admin_address(), "/statusz").await;
+    assert_eq!(status.status, 200);
+    assert!(status.body.starts_with("\nskewbridge statusz\nWarning: "));
+    let flags = get(bridge.admin_address(), "/flagz").await;
+    let expected = "only.\ntls-cert-file=/etc/a.crt\nupstream=[https://a]\n";
+    assert!(flags.body.ends_with(expected), "{}", flags.body);
+
+    let json = "application/json;g=config.k8s.io;v=v1beta1;as=Flagz";
+    let accept = format!("Accept: {json}\r\n");
+    let flags = request(bridge.admin_address(), "GET", "/flagz", &accept).await;
+    assert_eq!(flags.header("content-type"), Some(json));
+    let found: serde_json::Value = serde_json::from_str(&flags.body).unwrap();
+    assert_eq!(found["flags"]["tls-cert-file"], "/etc/a.crt");
+    let accept = "Accept: application/json\r\n";
+    let refused = request(bridge.admin_address(), "GET", "/statusz", accept).await;
+    assert_eq!(refused.status, 406);
 }

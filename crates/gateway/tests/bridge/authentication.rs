@@ -114,7 +114,7 @@ fn invalid_certificates(pki: &PkiFixture) -> Vec<(&'static str, Leaf)> {
         ("for servers", users.server(&["alice"])),
         (
             "of a front proxy with another name",
-            pki.front_proxy_ca.client("somebody", &[]),
+            pki.front_proxy_ca.client("other-proxy", &[]),
         ),
         (
             "of a front proxy that expired",
@@ -242,7 +242,7 @@ async fn without_allowed_names_any_front_proxy_certificate_is_a_peer() {
         request_header.allowed_names.clear();
     })
     .await;
-    for name in ["somebody", ""] {
+    for name in ["other-proxy", ""] {
         let leaf = fixture.pki.front_proxy_ca.client(name, &[]);
         let peer = fixture.pki.client().identity(&leaf);
         let headers = [("X-Remote-User", "bob")];
@@ -350,7 +350,7 @@ async fn impersonation_headers_are_forwarded_for_every_client() {
 }
 
 /// kube-apiserver 1.32 and later writes the certificate that authenticated a user into its audit
-/// log. Behind a bridge it knows the certificate only from a header.
+/// log. Behind a bridge it gets the certificate only from a header.
 #[tokio::test]
 async fn newer_servers_get_the_id_of_the_client_certificate() {
     for (version, received) in [
@@ -377,14 +377,14 @@ async fn newer_servers_get_the_id_of_the_client_certificate() {
             let name = "x-remote-extra-authentication.kubernetes.io%2fcredential-id";
             let send_request = async || {
                 let mut h1 = client.http1(bridge.address()).await.unwrap();
-                h1.send("GET /asked HTTP/1.1\r\nHost: k\r\n\r\n")
+                h1.send("GET /request-by-h1 HTTP/1.1\r\nHost: k\r\n\r\n")
                     .await
                     .unwrap();
                 h1.read_response().await.unwrap();
                 let recorded = upstream.requests();
                 let recorded = recorded
                     .iter()
-                    .rfind(|recorded| recorded.path() == "/asked")
+                    .rfind(|recorded| recorded.path() == "/request-by-h1")
                     .unwrap();
                 recorded.header(name).map(str::to_owned)
             };

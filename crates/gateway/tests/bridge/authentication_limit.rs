@@ -1,81 +1,12 @@
 //! The limit on failed authentications of one source address: it rejects only requests whose
 //! credential is not known to be good.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use skewbridge_gateway::Handle;
-use skewbridge_testkit::{ApiServer, H1Client, Options, Reply, Response, TlsClient};
+use skewbridge_testkit::H1Client;
 
-use crate::support::admin_client;
-use crate::support::pki::{self, PkiFixture};
+use crate::support::failed_authentications::{bearer, fixture, fixture_with_limit, get};
 use crate::support::scripted_upstream::{assert_json_status, client_requests};
-
-/// One failure a minute: the budget does not refill while a test runs.
-const FAILURES_PER_MINUTE: u32 = 1;
-
-struct Fixture {
-    pki: PkiFixture,
-    bridge: Handle,
-    upstream: ApiServer,
-    /// Upstream refuses all tokens.
-    revoked: Arc<AtomicBool>,
-}
-
-async fn fixture() -> Fixture {
-    fixture_with_limit(FAILURES_PER_MINUTE).await
-}
-
-async fn fixture_with_limit(limit: u32) -> Fixture {
-    let pki = PkiFixture::new();
-    let revoked = Arc::new(AtomicBool::new(false));
-    let refuses = revoked.clone();
-    let upstream =
-        ApiServer::start(
-            Options::new(pki.upstream.clone()),
-            move |recorded| match recorded.header("authorization") {
-                Some(_) if refuses.load(Ordering::Relaxed) => Reply::new(401),
-                None | Some("Bearer good") => Reply::json("{}"),
-                Some(token) if token.starts_with("Bearer new-") => Reply::json("{}"),
-                _ => Reply::new(401),
-            },
-        )
-        .await;
-    let mut config = pki.config(upstream.addr());
-    config.limits.max_authentication_failures_per_source = limit;
-    let bridge = pki::start(&config);
-    Fixture {
-        pki,
-        bridge,
-        upstream,
-        revoked,
-    }
-}
-
-impl Fixture {
-    async fn open(&self, client: &TlsClient) -> H1Client {
-        client.http1(self.bridge.address()).await.unwrap()
-    }
-
-    async fn anonymous(&self) -> H1Client {
-        self.open(&self.pki.client()).await
-    }
-
-    async fn metric_value(&self, name: &str, reason: &str) -> Option<f64> {
-        let scrape = admin_client::scrape(self.bridge.admin_address()).await;
-        scrape.value(name, &[("reason", reason)])
-    }
-}
-
-async fn get(client: &mut H1Client, headers: &str) -> Response {
-    let request = format!("GET /api HTTP/1.1\r\nHost: k\r\n{headers}\r\n");
-    client.send(request).await.unwrap();
-    client.read_response().await.unwrap()
-}
-
-fn bearer(token: &str) -> String {
-    format!("Authorization: Bearer {token}\r\n")
-}
 
 #[tokio::test]
 async fn guessed_tokens_are_answered_with_429_and_other_requests_pass() {
@@ -83,12 +14,12 @@ async fn guessed_tokens_are_answered_with_429_and_other_requests_pass() {
     let good = bearer("good");
     let mut earlier = fixture.anonymous().await;
     assert_eq!(get(&mut earlier, &good).await.status, 200);
-    let mut guesser = fixture.anonymous().await;
-    assert_eq!(get(&mut guesser, &bearer("guess")).await.status, 401);
+    let mut attacker = fixture.anonymous().await;
+    assert_eq!(get(&mut attacker, &bearer("guess")).await.status, 401);
     let request_count = client_requests(&fixture.upstream).len();
-    let mut guesser = fixture.anonymous().await;
+    let mut attacker = fixture.anonymous().await;
     for guess in 0..10 {
-        let answer = get(&mut guesser, &bearer(&guess.to_string())).await;
+        let answer = get(&mut attacker, &bearer(&guess.to_string())).await;
         assert_json_status(&answer, 429);
         assert!(answer.header("retry-after").is_some());
     }
@@ -152,10 +83,10 @@ async fn rejected_certificates_have_their_own_limit() {
 async fn new_tokens_pass_while_other_tokens_of_the_same_source_keep_failing() {
     // Of two failures a minute, one is reserved for tokens that have not been tried before.
     let fixture = fixture_with_limit(2).await;
-    let mut guesser = fixture.anonymous().await;
-    let flood = async |guesser: &mut H1Client| {
+    let mut attacker = fixture.anonymous().await;
+    let flood = async |attacker: &mut H1Client| {
         for guess in 0..20 {
-            let answer = get(guesser, &bearer(&format!("guess-{guess}"))).await;
+            let answer = get(attacker, &bearer(&format!("guess-{guess}"))).await;
             if answer.status == 429 {
                 return;
             }
@@ -164,7 +95,7 @@ async fn new_tokens_pass_while_other_tokens_of_the_same_source_keep_failing() {
         panic!("guesses are not limited");
     };
     for client in 0..10 {
-        flood(&mut guesser).await;
+        flood(&mut attacker).await;
         let mut new = fixture.anonymous().await;
         let answer = get(&mut new, &bearer(&format!("new-{client}"))).await;
         assert_eq!(answer.status, 200);
@@ -179,8 +110,8 @@ async fn a_revoked_token_is_limited_again() {
     let fixture = fixture().await;
     let mut client = fixture.anonymous().await;
     assert_eq!(get(&mut client, &bearer("new-a")).await.status, 200);
-    let mut guesser = fixture.anonymous().await;
-    assert_eq!(get(&mut guesser, &bearer("guess")).await.status, 401);
+    let mut attacker = fixture.anonymous().await;
+    assert_eq!(get(&mut attacker, &bearer("guess")).await.status, 401);
     let mut later = fixture.anonymous().await;
     assert_eq!(get(&mut later, &bearer("new-a")).await.status, 200);
     fixture.revoked.store(true, Ordering::Relaxed);

@@ -502,7 +502,7 @@ async fn a_client_that_disconnects_during_its_body_truncates_it_upstream() {
             |recorded: &[RecordedRequest]| recorded.iter().any(|recorded| recorded.body_len == 4);
         fixture.upstream.wait_for(half, TEST_TIMEOUT).await;
         let _connection = upload.disconnect();
-        let broken = |recorded: &[RecordedRequest]| recorded[0].body_state == Body::BrokenOff;
+        let broken = |recorded: &[RecordedRequest]| recorded[0].body_state == Body::Aborted;
         fixture.upstream.wait_for(broken, TEST_TIMEOUT).await;
     }
 }

@@ -8,7 +8,7 @@ use skewbridge_testkit::{Reply, TEST_TIMEOUT, eventually};
 
 use crate::support::admin_client;
 use crate::support::cluster::{
-    ClusterFixture, OWN, PeerServer, SHARED, SHARED_PATH, send_request, served_by,
+    ClusterFixture, NEW, NEW_PATH, OWN, PeerServer, SHARED, SHARED_PATH, send_request, served_by,
 };
 use crate::support::fake_apiserver::DiscoveryFormat;
 
@@ -25,7 +25,7 @@ async fn mixed_cluster(guarded: GuardedComponents) -> (ClusterFixture, PeerServe
     cluster.local.set_version(version.0, version.1);
     let b = cluster.peer(B, &[SHARED]).await;
     let mut config = cluster.config();
-    config.peers.guarded_components = guarded;
+    config.peers.guards.components = guarded;
     let bridge = cluster.start_with(&config).await;
     (cluster, b, bridge)
 }
@@ -156,6 +156,67 @@ async fn a_list_whose_options_the_older_server_rejects_is_sent_to_a_newer_one() 
 }
 
 #[tokio::test]
+async fn a_deletion_of_a_collection_whose_options_the_older_server_rejects_is_sent_to_a_newer_one()
+{
+    let (cluster, b, bridge) = mixed_cluster(GuardedComponents::default()).await;
+    let answer_with = |status: u16| {
+        cluster.local.set_hook(move |recorded| {
+            (recorded.path() == SHARED_PATH).then(|| Reply::new(status).body("rejected"))
+        });
+    };
+    let delete = async |path: &str| {
+        let headers = [("user-agent", OTHER)];
+        send_request(&cluster.alice(), &bridge, "DELETE", path, &headers, "{}").await
+    };
+    let selected = format!("{SHARED_PATH}?fieldSelector=spec.x%3Da");
+    answer_with(400);
+    assert_eq!(served_by(&delete(&selected).await), B);
+    assert_eq!(b.client_requests().len(), 1);
+    // Some of the objects may have been deleted.
+    answer_with(422);
+    assert_eq!(delete(&selected).await.status, 422);
+    // Without options no newer server would answer differently.
+    answer_with(400);
+    assert_eq!(delete(SHARED_PATH).await.status, 400);
+    assert_eq!(b.client_requests().len(), 1);
+}
+
+#[tokio::test]
+async fn a_list_whose_options_an_older_peer_rejects_is_sent_to_a_newer_peer() {
+    const C: &str = "apiserver-c";
+    const TURNS: usize = 20;
+    let cluster = ClusterFixture::new(&[]).await;
+    let b = cluster.peer(B, &[NEW]).await;
+    (b.apiserver).set_version("v1.35.1", DiscoveryFormat::V2);
+    let c = cluster.peer(C, &[NEW]).await;
+    let bridge = cluster.start().await;
+    let rejected = |message: &'static str| {
+        move |recorded: &skewbridge_testkit::RecordedRequest| {
+            (recorded.path() == NEW_PATH).then(|| Reply::new(400).body(message))
+        }
+    };
+    b.apiserver.set_hook(rejected("older"));
+    let list = format!("{NEW_PATH}?fieldSelector=spec.x%3Da");
+    for _ in 0..TURNS {
+        let answer = cluster.get(&bridge, &list).await;
+        assert_eq!(served_by(&answer), C);
+    }
+    assert!(!b.client_requests().is_empty());
+    // It is not a failure of the older peer: both get requests.
+    let before = b.client_requests().len();
+    for _ in 0..TURNS {
+        cluster.get(&bridge, NEW_PATH).await;
+    }
+    assert!(b.client_requests().len() > before);
+    // The newer peer does not accept requests: the client gets the reason of the older one.
+    c.shut_down().await;
+    for _ in 0..TURNS {
+        let answer = cluster.get(&bridge, &list).await;
+        assert_eq!((answer.status, answer.text()), (400, "older".to_owned()));
+    }
+}
+
+#[tokio::test]
 async fn debug_route_explains_a_decision() {
     let (_cluster, _b, bridge) = mixed_cluster(GuardedComponents::default()).await;
     let explain = async |query: &str| {
@@ -175,7 +236,7 @@ async fn debug_route_explains_a_decision() {
             "reason": "a peer satisfies the rule version, the local server does not",
             "candidates": [
                 {"server": B, "host": "host-of-apiserver-b", "version": "1.36.4", "available": true},
-                {"server": "local", "version": "1.34.4", "available": true, "unmet": "version"},
+                {"server": "local", "version": "1.34.4", "available": true, "unmet": ["version"]},
             ],
         })
     );
@@ -188,7 +249,7 @@ async fn debug_route_explains_a_decision() {
         (
             format!("path={SHARED_PATH}&user-agent=kubelet/v1.37.0"),
             "peer",
-            "no available server satisfies the rule version; the newest one is used",
+            "the local server does not satisfy the rule version; no available server satisfies version, the newest one that satisfies most is used",
         ),
         (
             "path=/apis/none/v1/nothings".to_owned(),

@@ -18,12 +18,12 @@ use crate::support::scripted_upstream::client_requests;
 async fn requests_with_large_headers_never_share_an_upstream_connection() {
     for alpn in [&["h2", "http/1.1"][..], &["h2"]] {
         let mut fixture = fixture_with_options(|options| options.alpn(alpn), |_| {}).await;
-        let victim = fixture.pki.client().http2(fixture.bridge.address()).await;
-        let victim = victim.unwrap();
+        let user = fixture.pki.client().http2(fixture.bridge.address()).await;
+        let user = user.unwrap();
         let mut watches = Vec::new();
         for _ in 0..6 {
             let request = Request::get(format!("https://k{WATCH}")).body(()).unwrap();
-            let mut watch = victim.stream(request).await.unwrap();
+            let mut watch = user.stream(request).await.unwrap();
             watch.finish().unwrap();
             watches.push((watch, fixture.watches.recv().await.unwrap()));
         }
@@ -54,7 +54,7 @@ async fn requests_with_large_headers_never_share_an_upstream_connection() {
             assert_eq!(watch.chunk().await.unwrap().unwrap(), "{}\n");
         }
         // Other requests stay on their connection.
-        assert_eq!(victim.get("/api").await.unwrap().status, 200);
+        assert_eq!(user.get("/api").await.unwrap().status, 200);
         let last = client_requests(&fixture.upstream).pop().unwrap();
         assert_eq!(last.connection, shared);
         assert_eq!(
@@ -136,12 +136,12 @@ async fn tokens_not_yet_accepted_share_no_upstream_connection_with_accepted_ones
     };
     let open = async || pki.client().http2(bridge.address()).await.unwrap();
     let user = open().await;
-    let unproven = connection(&user, Some("good")).await;
+    let unaccepted = connection(&user, Some("good")).await;
     let accepted = connection(&user, Some("good")).await;
-    assert_ne!(unproven, accepted);
+    assert_ne!(unaccepted, accepted);
     for (client, token, expected) in [
-        (open().await, Some("junk"), unproven),
-        (open().await, None, unproven),
+        (open().await, Some("junk"), unaccepted),
+        (open().await, None, unaccepted),
         // Accepted earlier, on another connection.
         (open().await, Some("good"), accepted),
         (user, Some("good"), accepted),

@@ -1,109 +1,18 @@
 //! Slots for client connections: unauthenticated connections are evicted, authenticated ones keep
 //! theirs.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use skewbridge_gateway::Handle;
-use skewbridge_gateway::config::Limits;
-use skewbridge_testkit::{
-    ApiServer, BodySender, Connection, H1Client, Options, Reply, TEST_TIMEOUT, TlsClient,
-    eventually,
-};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::support::admin_client;
-use crate::support::pki::{self, PkiFixture};
+use crate::support::slot_clients::{fixture, send_and_read_status, wait_until_closed};
 
 const GET: &str = "GET /api HTTP/1.1\r\nHost: k\r\n\r\n";
 const GET_WITH_TOKEN: &str = "GET /api HTTP/1.1\r\nHost: k\r\nAuthorization: Bearer good\r\n\r\n";
 const WATCH: &str = "GET /api/v1/pods?watch=1 HTTP/1.1\r\nHost: k\r\n\r\n";
-
-struct Fixture {
-    pki: PkiFixture,
-    bridge: Handle,
-    watches: mpsc::UnboundedReceiver<BodySender>,
-    _upstream: ApiServer,
-}
-
-async fn fixture(change: impl FnOnce(&mut Limits)) -> Fixture {
-    let pki = PkiFixture::new();
-    let (senders, watches) = mpsc::unbounded_channel();
-    let upstream = ApiServer::start(Options::new(pki.upstream.clone()), move |recorded| {
-        match (recorded.path(), recorded.header("authorization")) {
-            ("/api/v1/pods", _) => {
-                let (reply, sender) = Reply::stream();
-                senders.send(sender).unwrap();
-                reply
-            }
-            (_, None | Some("Bearer good")) => Reply::json("{}"),
-            _ => Reply::new(401),
-        }
-    })
-    .await;
-    let mut config = pki.config(upstream.addr());
-    change(&mut config.limits);
-    let bridge = pki::start(&config);
-    Fixture {
-        pki,
-        bridge,
-        watches,
-        _upstream: upstream,
-    }
-}
-
-impl Fixture {
-    fn address(&self) -> SocketAddr {
-        self.bridge.address()
-    }
-
-    /// An anonymous TLS connection that sends nothing.
-    async fn unauthenticated(&self) -> Connection {
-        let client = self.pki.client();
-        let connecting = client.connect(self.address(), "localhost");
-        let connected = timeout(TEST_TIMEOUT, connecting).await;
-        connected.expect("a slot").unwrap()
-    }
-
-    async fn unauthenticated_connections(&self, count: usize) -> Vec<Connection> {
-        let mut unauthenticated_connections = Vec::new();
-        for _ in 0..count {
-            unauthenticated_connections.push(self.unauthenticated().await);
-        }
-        unauthenticated_connections
-    }
-
-    async fn open(&self, client: &TlsClient) -> H1Client {
-        let connected = timeout(TEST_TIMEOUT, client.http1(self.address())).await;
-        connected.expect("a slot").unwrap()
-    }
-
-    async fn slots(&self, class: &str) -> Option<f64> {
-        let scrape = admin_client::scrape(self.bridge.admin_address()).await;
-        scrape.value("skewbridge_connection_slots", &[("class", class)])
-    }
-
-    async fn evictions(&self, reason: &str) -> Option<f64> {
-        let scrape = admin_client::scrape(self.bridge.admin_address()).await;
-        let name = "skewbridge_connection_evictions_total";
-        scrape.value(name, &[("reason", reason)])
-    }
-}
-
-async fn send_and_read_status(client: &mut H1Client, request: &str) -> u16 {
-    client.send(request).await.unwrap();
-    client.read_response().await.unwrap().status
-}
-
-/// Waits until the bridge closes a connection on which it sends no application data.
-async fn wait_until_closed(connection: &mut Connection) {
-    let read = timeout(TEST_TIMEOUT, connection.read(&mut [0])).await;
-    let read = read.expect("the connection is open");
-    assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
-}
 
 #[tokio::test]
 async fn idle_unauthenticated_connections_do_not_lock_out_clients() {
@@ -227,8 +136,8 @@ async fn a_source_evicts_its_own_connections_at_its_limit() {
     }
     assert_eq!(fixture.evictions("source-limit").await, Some(7.0));
     assert_eq!(fixture.slots("unauthenticated").await, Some(4.0));
-    let silent = other.try_read(&mut [0]).unwrap_err();
-    assert_eq!(silent.kind(), std::io::ErrorKind::WouldBlock);
+    let no_data = other.try_read(&mut [0]).unwrap_err();
+    assert_eq!(no_data.kind(), std::io::ErrorKind::WouldBlock);
     // Authenticated connections do not count.
     let mut users = Vec::new();
     for _ in 0..8 {

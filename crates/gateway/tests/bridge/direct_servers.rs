@@ -48,7 +48,7 @@ fn authenticated(recorded: &RecordedRequest) -> String {
         (Some(user), _, Some(_)) => user,
         (_, Some("Bearer t0ken"), _) => "bob",
         (_, _, Some(certificate)) => certificate,
-        _ => "nobody",
+        _ => "none",
     };
     json!({"servedBy": user}).to_string()
 }
@@ -85,12 +85,12 @@ async fn a_token_is_sent_without_the_front_proxy_certificate() {
 
     let junk = ("authorization", "Bearer junk");
     let rows = [
-        (cluster.pki.client(), &[junk][..], "nobody", PLAIN),
+        (cluster.pki.client(), &[junk][..], "none", PLAIN),
         (cluster.pki.client(), &[BEARER], "bob", PLAIN),
         (cluster.pki.client(), &[], "system:anonymous", FRONT_PROXY),
         (cluster.alice(), &[junk], "alice", FRONT_PROXY),
         // Again, when connections with and without the certificate exist.
-        (cluster.pki.client(), &[junk], "nobody", PLAIN),
+        (cluster.pki.client(), &[junk], "none", PLAIN),
     ];
     for (client, headers, user, certificate) in rows {
         let arrived = request_as_seen_by_b(&bridge, &b, &client, headers).await;
@@ -169,7 +169,7 @@ async fn a_kube_apiserver_at_the_address_of_a_bridge_gets_tokens_without_the_cer
     let client_with_token = cluster.pki.client();
     let junk = ("authorization", "Bearer junk");
     let arrived = request_as_seen_by_b(&bridge, &b, &client_with_token, &[junk]).await;
-    assert_eq!(arrived, ("nobody".to_owned(), None, true));
+    assert_eq!(arrived, ("none".to_owned(), None, true));
 }
 
 /// Only to peers; the server behind the bridge cannot set the header.

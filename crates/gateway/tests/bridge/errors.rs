@@ -252,7 +252,7 @@ async fn a_malformed_http2_response_of_upstream_is_502() {
 }
 
 #[tokio::test]
-async fn a_silent_upstream_is_504_except_for_watches_logs_and_exec() {
+async fn an_unresponsive_upstream_is_504_except_for_watches_logs_and_exec() {
     const LONG_RUNNING: [&str; 5] = [
         "GET /api/v1/pods?watch=1",
         "GET /api/v1/watch/pods",
@@ -357,7 +357,7 @@ async fn an_error_response_to_head_has_no_body() {
     }
 }
 
-/// The HTTP/2 library rejects longer targets before the bridge sees them.
+/// The HTTP/2 library rejects longer targets before they reach the bridge.
 #[tokio::test]
 async fn over_http2_a_target_that_is_too_long_resets_only_its_stream() {
     let pki = PkiFixture::new();

@@ -430,7 +430,7 @@ async fn responses_to_unauthenticated_clients_contain_no_addresses_or_names_of_s
         (cluster.pki.client(), &[][..]),
         (cluster.pki.client(), &[BEARER]),
     ];
-    let says_nothing = |message: &str, address: &str| {
+    let has_no_details = |message: &str, address: &str| {
         assert!(!message.contains(address), "{message}");
         assert!(!message.contains("127.0.0.1"), "{message}");
         assert!(!message.contains("apiserver-"), "{message}");
@@ -438,7 +438,7 @@ async fn responses_to_unauthenticated_clients_contain_no_addresses_or_names_of_s
     for (client, headers) in unauthenticated_clients {
         let answer = send_request(&client, &bridge, "GET", NEW_PATH, headers, "").await;
         let message = status_message(&answer, 503);
-        says_nothing(&message, &address);
+        has_no_details(&message, &address);
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
     let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
@@ -458,7 +458,7 @@ async fn responses_to_unauthenticated_clients_contain_no_addresses_or_names_of_s
         (cluster.pki.peer(), &[HOP, BEARER]),
     ] {
         let answer = send_request(&client, &bridge, "GET", SHARED_PATH, headers, "").await;
-        says_nothing(&status_message(&answer, 503), &local);
+        has_no_details(&status_message(&answer, 503), &local);
     }
     let message = status_message(&cluster.get(&bridge, SHARED_PATH).await, 503);
     assert!(

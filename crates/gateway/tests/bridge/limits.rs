@@ -3,131 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::Request;
-use skewbridge_gateway::Handle;
-use skewbridge_gateway::config::Limits;
-use skewbridge_testkit::h2frames::{self, Frame, code, flag, kind, setting};
-use skewbridge_testkit::{
-    ApiServer, BodySender, Connection, H1Client, H2Client, Options, Reply, TEST_TIMEOUT, eventually,
-};
+use skewbridge_testkit::h2frames::{self, code, flag, kind, setting};
+use skewbridge_testkit::{ApiServer, H2Client, Options, Reply, TEST_TIMEOUT, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::support::admin_client;
-use crate::support::pki::{self, PkiFixture};
+use crate::support::limited_clients::{
+    GET, fixture, frames_to_end, get_block, goaways, write_flushed,
+};
+use crate::support::pki::PkiFixture;
 use crate::support::scripted_upstream::{assert_json_status, client_requests};
 
-const GET: &str = "GET /api HTTP/1.1\r\nHost: k\r\n\r\n";
 const WATCH: &str = "/api/v1/pods?watch=1";
 /// Long enough for a loaded machine to send a request within it.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// An upstream whose watch events the test sends, and a bridge with these limits.
-struct Fixture {
-    pki: PkiFixture,
-    upstream: ApiServer,
-    bridge: Handle,
-    watches: mpsc::UnboundedReceiver<BodySender>,
-}
-
-async fn fixture(change: impl FnOnce(&mut Limits)) -> Fixture {
-    let pki = PkiFixture::new();
-    let (senders, watches) = mpsc::unbounded_channel();
-    let options = Options::new(pki.upstream.clone()).max_concurrent_streams(250);
-    let (held, big) = (Arc::new(Notify::new()), Bytes::from(vec![b'x'; 8 << 20]));
-    // More than all socket buffers on the way hold.
-    let huge = Bytes::from(vec![b'x'; 64 << 20]);
-    let upstream = ApiServer::start(options, move |recorded| match recorded.path() {
-        "/api/v1/pods" => {
-            let (reply, sender) = Reply::stream();
-            senders.send(sender).unwrap();
-            reply
-        }
-        "/held" => Reply::new(200).after(&held),
-        "/big" => Reply::json(big.clone()),
-        "/huge" => Reply::json(huge.clone()),
-        _ => Reply::json("{}"),
-    })
-    .await;
-    let mut config = pki.config(upstream.addr());
-    change(&mut config.limits);
-    let bridge = pki::start(&config);
-    Fixture {
-        pki,
-        upstream,
-        bridge,
-        watches,
-    }
-}
-
-impl Fixture {
-    async fn h1(&self) -> H1Client {
-        self.pki
-            .client()
-            .http1(self.bridge.address())
-            .await
-            .unwrap()
-    }
-
-    async fn h2(&self) -> H2Client {
-        self.pki
-            .client()
-            .http2(self.bridge.address())
-            .await
-            .unwrap()
-    }
-
-    /// An HTTP/2 connection for raw frames.
-    async fn raw_h2_connection(&self) -> Connection {
-        let client = self.pki.client().alpn(&["h2"]);
-        let address = self.bridge.address();
-        let mut io = client.connect(address, "localhost").await.unwrap();
-        h2frames::open(&mut io, &[]).await.unwrap();
-        io
-    }
-
-    /// Other clients are still served.
-    async fn assert_serves_others(&self) {
-        let mut h1 = self.h1().await;
-        h1.send(GET).await.unwrap();
-        assert_eq!(h1.read_response().await.unwrap().status, 200);
-        let h2 = self.h2().await;
-        assert_eq!(h2.get("/api").await.unwrap().status, 200);
-    }
-}
-
-async fn write_flushed(io: &mut Connection, bytes: impl AsRef<[u8]>) {
-    io.write_all(bytes.as_ref()).await.unwrap();
-    io.flush().await.unwrap();
-}
-
-/// Reads to the end of the connection, whether it is clean or not.
-async fn frames_to_end(io: &mut Connection) -> Vec<Frame> {
-    let mut frames = Vec::new();
-    let reading = async {
-        while let Ok(frame) = h2frames::read_frame(io).await {
-            frames.push(frame);
-        }
-    };
-    timeout(TEST_TIMEOUT, reading)
-        .await
-        .expect("the connection is still open");
-    frames
-}
-
-fn goaways(frames: &[Frame]) -> Vec<u32> {
-    let mut goaways = frames.to_vec();
-    goaways.retain(|frame| frame.header.kind == kind::GOAWAY);
-    goaways.iter().filter_map(Frame::error_code).collect()
-}
-
-fn get_block(path: &str) -> Vec<u8> {
-    h2frames::request_block("GET", "k", path)
-}
-
 const COMPLETE_REQUEST: u8 = flag::END_HEADERS | flag::END_STREAM;
 
 #[tokio::test]
@@ -186,8 +79,8 @@ async fn a_slow_request_head_is_408() {
     // Over HTTP/2 the deadline applies to the preface.
     let client = fixture.pki.client().alpn(&["h2"]);
     let address = fixture.bridge.address();
-    let mut silent = client.connect(address, "localhost").await.unwrap();
-    frames_to_end(&mut silent).await;
+    let mut idle = client.connect(address, "localhost").await.unwrap();
+    frames_to_end(&mut idle).await;
 }
 
 #[tokio::test]
@@ -240,9 +133,9 @@ async fn an_idle_http2_client_gets_goaway_and_is_disconnected_if_it_does_not_ans
     // These clients never acknowledge the PING that accompanies GOAWAY.
     let unfinished = h2frames::headers(1, flag::END_STREAM, &get_block("/api"));
     for sent in [Vec::new(), unfinished] {
-        let mut silent = fixture.raw_h2_connection().await;
-        write_flushed(&mut silent, sent).await;
-        let frames = frames_to_end(&mut silent).await;
+        let mut idle = fixture.raw_h2_connection().await;
+        write_flushed(&mut idle, sent).await;
+        let frames = frames_to_end(&mut idle).await;
         assert_eq!(goaways(&frames), [code::NO_ERROR]);
     }
     assert_eq!(client_requests(&fixture.upstream).len(), 0);

@@ -1,16 +1,13 @@
 //! Merged discovery and OpenAPI of all servers, for clients that the local server permits to read
 //! them.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
 use serde_json::Value;
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList, servers};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Feature;
 use skewbridge_testkit::{RecordedRequest, Reply, Response, TEST_TIMEOUT, TlsClient, eventually};
-use tokio::sync::Notify;
 
+use crate::discovery_freshness::join_all;
 use crate::support::admin_client;
 use crate::support::cluster::{
     self, ClusterFixture, NEW, PeerServer, peer_view, send_request, status_message,
@@ -20,13 +17,13 @@ use crate::support::log_capture;
 use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
-const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+pub(super) const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const LEGACY_LIST: &str = "application/json";
 /// Both servers have this version, but only the peer has this resource in it.
 const PEER_RESOURCE: &str = "apps/v1 fleets";
 
 /// A local server with `apps/v1`, and a peer with another resource of it and with `NEW`.
-async fn mixed_cluster() -> (ClusterFixture, PeerServer, Handle) {
+pub(super) async fn mixed_cluster() -> (ClusterFixture, PeerServer, Handle) {
     let local = ["v1 pods", "apps/v1 deployments"];
     let peer = [
         "v1 pods",
@@ -40,7 +37,7 @@ async fn mixed_cluster() -> (ClusterFixture, PeerServer, Handle) {
 }
 
 /// How many requests of clients for `/apis` the local server has received.
-fn discovery_request_count(cluster: &ClusterFixture) -> usize {
+pub(super) fn discovery_request_count(cluster: &ClusterFixture) -> usize {
     let recorded = cluster.local.client_requests();
     recorded
         .iter()
@@ -48,7 +45,7 @@ fn discovery_request_count(cluster: &ClusterFixture) -> usize {
         .count()
 }
 
-async fn discovery(client: &TlsClient, bridge: &Handle) -> Response {
+pub(super) async fn discovery(client: &TlsClient, bridge: &Handle) -> Response {
     send_request(client, bridge, "GET", "/apis", &[("accept", V2)], "").await
 }
 
@@ -62,7 +59,7 @@ fn json(response: &Response) -> Value {
     serde_json::from_slice(&response.body).unwrap()
 }
 
-async fn metrics(bridge: &Handle) -> String {
+pub(super) async fn metrics(bridge: &Handle) -> String {
     admin_client::get(bridge.admin_address(), "/metrics")
         .await
         .body
@@ -87,106 +84,6 @@ async fn the_local_server_authorizes_discovery_once_in_ten_seconds_per_client() 
     let metrics = metrics(&bridge).await;
     assert!(metrics.contains("aggregator_discovery_peer_aggregated_cache_hits_total"));
     assert!(metrics.contains("skewbridge_discovery_document_bytes{path=\"/apis\"}"));
-}
-
-/// Concurrent requests, on a connection with at most 100 streams.
-const CONCURRENT_REQUESTS: usize = 50;
-
-/// How many refreshes of local discovery the bridge has made: each begins with `/version`.
-fn refresh_count(cluster: &ClusterFixture) -> usize {
-    cluster.local.gateway_requests("/version").len()
-}
-
-/// How many times the merged document was built.
-async fn merge_count(bridge: &Handle) -> usize {
-    let name = "aggregator_discovery_peer_aggregated_cache_misses_total ";
-    let metrics = metrics(bridge).await;
-    let line = metrics.lines().find_map(|line| line.strip_prefix(name));
-    line.unwrap().parse().unwrap()
-}
-
-/// Waits until the bridge no longer refreshes periodically, as it does every second after a change
-/// of something that all servers share.
-async fn wait_until_settled(cluster: &ClusterFixture) {
-    let mut last = (refresh_count(cluster), Instant::now());
-    eventually(
-        "no refresh for longer than a second",
-        TEST_TIMEOUT,
-        async || {
-            let now = refresh_count(cluster);
-            if now != last.0 {
-                last = (now, Instant::now());
-            }
-            last.1.elapsed() > Duration::from_millis(1_500)
-        },
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn concurrent_requests_share_one_refresh_and_one_merge() {
-    let (cluster, _b, bridge) = mixed_cluster().await;
-    wait_until_settled(&cluster).await;
-    let alice = cluster.alice();
-    // From now on her permission is cached.
-    assert_eq!(discovery(&alice, &bridge).await.status, 200);
-    let (requests_before, refreshes_before) =
-        (discovery_request_count(&cluster), refresh_count(&cluster));
-    let merges_before = merge_count(&bridge).await;
-
-    let release = Arc::new(Notify::new());
-    let released = release.clone();
-    cluster.local.set_hook(move |recorded: &RecordedRequest| {
-        let is_refresh = recorded.is_probe() && recorded.path() == "/version";
-        is_refresh.then(|| Reply::json(r#"{"gitVersion": "v1.36.4"}"#).after(&released))
-    });
-    let wait_for_refreshes = async |times: usize| {
-        eventually("a refresh", TEST_TIMEOUT, async || {
-            refresh_count(&cluster) == refreshes_before + times
-        })
-        .await;
-    };
-    let connection = alice.http2(bridge.address()).await.unwrap();
-    let get_discovery = async || {
-        let request = http::Request::get("https://k/apis").header("accept", V2);
-        let answer = connection.request(request.body(()).unwrap(), "").await;
-        answer.unwrap().text()
-    };
-    let many = async {
-        wait_for_refreshes(1).await;
-        // That refresh has already begun, so these requests need another one.
-        join_all((0..CONCURRENT_REQUESTS).map(|_| get_discovery())).await
-    };
-    let coordinator = async {
-        eventually("all requests have arrived", TEST_TIMEOUT, async || {
-            connection.open_streams() == 1 + CONCURRENT_REQUESTS
-        })
-        .await;
-        let serves = [
-            cluster::SHARED,
-            "v1 pods",
-            "apps/v1 deployments",
-            "apps/v1 daemons",
-        ];
-        cluster.local.serve(&serves);
-        // The requests before this one on the same connection are waiting now.
-        let other = connection.get(cluster::SHARED_PATH).await.unwrap();
-        assert_eq!(other.status, 200);
-        release.notify_one();
-        wait_for_refreshes(2).await;
-        release.notify_one();
-    };
-    let (first, many, ()) = tokio::join!(get_discovery(), many, coordinator);
-    for document in many.iter().chain([&first]) {
-        assert!(
-            document.contains("daemons") && document.contains("fleets"),
-            "{document}"
-        );
-    }
-    // One refresh for the first request, and one for all others; all get the same document.
-    assert_eq!(refresh_count(&cluster), refreshes_before + 2);
-    assert_eq!(discovery_request_count(&cluster), requests_before);
-    assert_eq!(merge_count(&bridge).await, merges_before + 1);
 }
 
 #[tokio::test]
@@ -283,6 +180,30 @@ async fn the_server_list_has_the_discovery_of_each_server() {
         },
     )
     .await;
+}
+
+#[tokio::test]
+async fn the_server_list_has_the_leaders_that_renew_their_leases_through_the_bridge() {
+    const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/kube-scheduler";
+    let (cluster, _b, bridge) = mixed_cluster().await;
+    let leaders = async || {
+        let answer = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
+        ServerDiscoveryList::parse(&answer.body).unwrap().leaders
+    };
+    assert_eq!(leaders().await, []);
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        let is_renewal = recorded.method == "PUT" && recorded.path() == LEASE;
+        is_renewal.then(|| Reply::new(200).body("{}"))
+    });
+    let agent = [("User-Agent", "kube-scheduler/v1.35.8 (linux/amd64)")];
+    let renewed = send_request(&cluster.alice(), &bridge, "PUT", LEASE, &agent, "{}").await;
+    assert_eq!(renewed.status, 200);
+    let found = leaders().await;
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(
+        (&*found[0].component, &*found[0].version),
+        ("kube-scheduler", "v1.35.8")
+    );
 }
 
 #[tokio::test]
@@ -393,26 +314,51 @@ async fn openapi_is_merged_and_fetched_from_a_peer_once() {
     assert_eq!(b.apiserver.gateway_requests("/openapi/v2").len(), 1);
 }
 
-/// Polls all futures concurrently.
-async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut futures: Vec<_> = futures.map(Box::pin).collect();
-    let mut done = Vec::new();
-    std::future::poll_fn(|cx| {
-        futures.retain_mut(|future| match future.as_mut().poll(cx) {
-            std::task::Poll::Ready(response) => {
-                done.push(response);
-                false
-            }
-            std::task::Poll::Pending => true,
-        });
-        if futures.is_empty() {
-            std::task::Poll::Ready(())
-        } else {
-            std::task::Poll::Pending
-        }
-    })
-    .await;
-    done
+#[tokio::test]
+async fn openapi_of_one_server_is_not_merged() {
+    let (cluster, b, bridge) = mixed_cluster().await;
+    let path = "/openapi/v3/apis/apps/v1";
+    let local = get(&cluster, &bridge, path, "application/json;profile=nopeer").await;
+    let local = json(&local);
+    assert!(local["paths"]["/apis/apps/v1/deployments"].is_object());
+    assert!(local["paths"].get("/apis/apps/v1/fleets").is_none());
+    assert!(b.apiserver.gateway_requests(path).is_empty());
+
+    let (group_version, _) = NEW.split_once(' ').unwrap();
+    let only_there = format!("/openapi/v3/apis/{group_version}");
+    let accept = servers::openapi_accept(B);
+    for path in ["/openapi/v3", path, &only_there] {
+        let answer = get(&cluster, &bridge, path, &accept).await;
+        let content_type = answer.header("content-type").unwrap_or_default();
+        assert!(
+            servers::is_openapi_content_type(content_type),
+            "{path}: {content_type}"
+        );
+        assert!(json(&answer)["paths"].is_object());
+    }
+    let document = json(&get(&cluster, &bridge, path, &accept).await);
+    let deployments = &document["paths"]["/apis/apps/v1/deployments"]["get"];
+    assert_eq!(deployments["description"], B);
+
+    let status_of = async |path: &str, server: &str| {
+        let accept = servers::openapi_accept(server);
+        get(&cluster, &bridge, path, &accept).await.status
+    };
+    assert_eq!(status_of("/openapi/v3/apis/none/v1", B).await, 404);
+    assert_eq!(status_of("/openapi/v3", "apiserver-none").await, 404);
+    // A path that is no group-version is left to the local server.
+    let before = b.apiserver.gateway_requests("/openapi/v3/version").len();
+    status_of("/openapi/v3/version", B).await;
+    assert_eq!(
+        b.apiserver.gateway_requests("/openapi/v3/version").len(),
+        before
+    );
+
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        let alice = recorded.all("x-remote-user") == ["alice"];
+        alice.then(|| Reply::new(403).body("no"))
+    });
+    assert_eq!(status_of("/openapi/v3", B).await, 403);
 }
 
 #[tokio::test]

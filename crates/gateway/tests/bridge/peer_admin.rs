@@ -281,7 +281,7 @@ async fn the_identity_of_a_server_without_a_lease_is_not_doubtful() {
 #[tokio::test]
 async fn a_peer_with_an_invalid_certificate_is_rejected_and_reported() {
     let cluster = ClusterFixture::new(&[]).await;
-    let untrusted = Ca::new("stranger").server(&["kubernetes.default.svc"]);
+    let untrusted = Ca::new("untrusted").server(&["kubernetes.default.svc"]);
     let other_name = cluster.peer_ca.server(&["localhost", "127.0.0.1"]);
     let rows = [
         (B, untrusted, "it is not signed by --peer-ca-file"),

@@ -1,4 +1,4 @@
-//! Served records outlive the process that learnt them: in the registry and in `--state-dir`.
+//! Served records outlive the process that wrote them: in the registry and in `--state-dir`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::support::served_records::{
 };
 
 #[tokio::test]
-async fn a_restarted_bridge_knows_the_apis_of_a_dead_peer() {
+async fn the_apis_of_a_dead_peer_are_known_after_a_restart_of_the_bridge() {
     let cluster = ClusterFixture::new(&[]).await;
     let mut b = cluster.peer(B, &[NEW]).await;
     let config = with_state_dir(&cluster);
@@ -193,6 +193,42 @@ async fn the_apis_of_an_unreachable_server_whose_bridge_has_departed_are_503_dur
     }
 }
 
+/// The options of `/proc` for a service with this unit (systemd.exec(5)).
+#[cfg(target_os = "linux")]
+fn proc_options(unit: &str) -> String {
+    let options = unit.lines().filter_map(|line| match line.split_once('=')? {
+        ("ProtectProc", value) => Some(format!("hidepid={value}")),
+        ("ProcSubset", "pid") => Some("subset=pid".to_owned()),
+        _ => None,
+    });
+    options.collect::<Vec<_>>().join(",")
+}
+
+/// The test above, by a process that has the same `/proc` as the service.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_departure_survives_restarts_with_the_proc_of_the_systemd_unit() {
+    const UNIT: &str = include_str!("../../../cli/src/manifest/skewbridge.service");
+    const TEST: &str =
+        "the_apis_of_an_unreachable_server_whose_bridge_has_departed_are_503_during_a_rollout";
+    let options = proc_options(UNIT);
+    if skewbridge_testkit::unprivileged_user().is_none() {
+        return;
+    }
+    let module = module_path!().split_once("::").unwrap().1;
+    let output = std::process::Command::new("unshare")
+        .args(["--mount", "--propagation=private", "sh", "-c"])
+        .arg("mount -t proc -o \"$1\" proc /proc && shift && exec \"$@\"")
+        .args(["sh", &options])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("{module}::{TEST}")])
+        .output()
+        .unwrap();
+    let [stdout, stderr] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
+    assert!(output.status.success(), "{stdout}{stderr}");
+    assert!(stdout.contains("1 passed"), "{stdout}{stderr}");
+}
+
 #[tokio::test]
 async fn with_leases_as_the_registry_served_records_are_annotations() {
     let cluster = ClusterFixture::new(&[]).await;
@@ -250,7 +286,7 @@ async fn with_leases_as_the_registry_served_records_are_annotations() {
 
 /// Since 1.35 a restarting server deletes its Lease, and the annotations with it.
 #[tokio::test]
-async fn with_leases_as_the_registry_a_restarting_server_is_remembered() {
+async fn with_leases_as_the_registry_the_record_of_a_restarting_server_is_kept() {
     for left in [None, Some(std::time::SystemTime::now())] {
         let cluster = ClusterFixture::new(&[]).await;
         let mut record = record_of_b(&cluster).await;

@@ -38,7 +38,7 @@ async fn a_peer_that_presents_a_key_other_than_the_published_one_is_rejected() {
     cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
 }
 
-/// A bridge in front of its own server, beside another bridge.
+/// The configuration of a bridge in front of server B, beside the bridge of the local server.
 fn bridge_of_b(cluster: &ClusterFixture, b: &FakeApiServer) -> Config {
     let mut config = cluster.config();
     config.upstream.port = b.server.addr().port();

@@ -159,7 +159,7 @@ async fn a_body_too_long_to_be_replayed_is_not_answered_with_404() {
     assert!(b.client_requests().is_empty());
 }
 
-/// A bridge in front of another server, whose address the first bridge knows.
+/// A bridge in front of another server, whose address is in the registry.
 fn second_bridge(cluster: &ClusterFixture, server: &FakeApiServer) -> Handle {
     let certificate = cluster.peer_ca.server(&["kubernetes.default.svc"]);
     let mut config = cluster.config();
@@ -210,8 +210,8 @@ async fn two_bridges_serve_the_apis_of_both_servers() {
     assert_eq!(recorded.all("x-remote-user"), Vec::<&str>::new());
     assert_eq!(recorded.all("authorization"), [BEARER.1]);
 
-    // The second server is replaced by one that does not serve the resource. No bridge knows that
-    // yet, and still no client gets 404.
+    // The second server is replaced by one that does not serve the resource. No bridge has
+    // detected that yet, and still no client gets 404.
     server_b.set_hook(|recorded| (recorded.path() == NEW_PATH).then(page_not_found));
     for method in ["GET", "POST"] {
         let answer = send_request(&cluster.alice(), &a, method, NEW_PATH, &[], "").await;
@@ -297,4 +297,49 @@ async fn anonymous_requests_that_the_local_server_rejects_are_not_sent_to_peers(
     assert_eq!(b.client_requests().len(), before);
     let answer = send_request(&cluster.alice(), &bridge, "GET", NEW_PATH, &[], "").await;
     assert_eq!(served_by(&answer), B);
+}
+
+/// A workload behind the proxy subresource may send any response, with any header.
+#[tokio::test]
+async fn a_write_to_a_workload_is_sent_once_unless_a_bridge_has_not_processed_it() {
+    const PODS: [&str; 2] = ["v1 pods", "v1 pods/proxy:create,get"];
+    const PROXY: &str = "/api/v1/namespaces/a/pods/p/proxy/page";
+    type Headers = &'static [(&'static str, &'static str)];
+    let shutting_down: Headers = &[("Retry-After", "1"), ("X-Content-Type-Options", "nosniff")];
+    let marked: Headers = &[(NOT_PROCESSED, "true")];
+    for (are_bridges, headers, expected) in [
+        (false, shutting_down, 1),
+        (false, marked, 1),
+        (true, shutting_down, 1),
+        // A bridge removes the mark from what its server sends.
+        (true, marked, 2),
+    ] {
+        let cluster = ClusterFixture::new(&[]).await;
+        let mut servers = Vec::new();
+        for name in [B, "apiserver-c"] {
+            let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
+            let server = cluster.server(name, &PODS, leaf).await;
+            if are_bridges {
+                server.answer_as_bridge();
+            }
+            server.set_hook(move |recorded| {
+                let unavailable = || {
+                    let reply = Reply::new(503).body("of the workload");
+                    (headers.iter()).fold(reply, |reply, (name, value)| reply.header(name, value))
+                };
+                (recorded.path() == PROXY).then(unavailable)
+            });
+            cluster.local.lease(name, "one");
+            let published = cluster.publish(name, server.server.addr());
+            servers.push((server, published));
+        }
+        let bridge = cluster.start().await;
+        let answer = cluster.post(&bridge, PROXY, "{}").await;
+        assert_eq!(
+            (answer.status, answer.text().as_str()),
+            (503, "of the workload")
+        );
+        let sent = servers.iter().map(|(it, _)| it.client_requests().len());
+        assert_eq!(sent.sum::<usize>(), expected, "{are_bridges} {headers:?}");
+    }
 }

@@ -1,5 +1,5 @@
 //! Port-forwards are SPDY end to end and are relayed by the bridge. The bridge injects its own
-//! pings between the frames on the side without WebSocket; neither end sees the pings of the other
+//! pings between the frames on the side without WebSocket; neither end receives the pings of the other
 //! side.
 
 use std::time::Duration;
@@ -153,7 +153,7 @@ async fn a_slowly_sent_frame_is_not_interrupted_by_a_ping() {
 }
 
 #[tokio::test]
-async fn a_port_forward_detects_a_silent_node() {
+async fn a_port_forward_detects_an_unresponsive_node() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge_with_pings(&pki, &cluster).await;
@@ -171,7 +171,7 @@ async fn a_port_forward_detects_a_silent_node() {
         }
     })
     .await
-    .expect("the silent node is detected");
+    .expect("the unresponsive node is detected");
     assert_eq!(close.code().number(), 1011);
     assert!(close.reason().contains("ping"), "{}", close.reason());
     drop((client, server_io));

@@ -1,163 +1,18 @@
 //! Changed files are loaded at run time without disturbing open connections.
 
-use http::Request;
-use rustls_pki_types::CertificateDer;
-use skewbridge_gateway::Handle;
-use skewbridge_gateway::config::Config;
 use skewbridge_gateway::config::KeyPairFiles;
-use skewbridge_testkit::{
-    ApiServer, BodySender, Ca, ClientAuth, H1Client, H2Client, H2Stream, Leaf, Options, Reply,
-    TEST_TIMEOUT, TlsClient, Validity, eventually,
-};
-use tokio::sync::mpsc;
+use skewbridge_testkit::{Ca, TEST_TIMEOUT, Validity, eventually};
 use tokio::task::{JoinSet, LocalSet};
 
 use crate::support::admin_client::scrape;
-use crate::support::pki::{PkiFixture, start};
+use crate::support::reloaded_files::{ReloadFixture, get};
 
 const SERVING_FLAG: &str = "--tls-cert-file";
 const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
-/// A bridge in front of an upstream whose watch events the test sends.
-struct Fixture {
-    bridge: Handle,
-    upstream: ApiServer,
-    watches: mpsc::UnboundedReceiver<BodySender>,
-    pki: PkiFixture,
-}
-
-impl Fixture {
-    async fn new() -> Self {
-        Self::with(|_, _| {}).await
-    }
-
-    async fn with(change: impl FnOnce(&PkiFixture, &mut Config)) -> Self {
-        let pki = PkiFixture::new();
-        let (started, watches) = mpsc::unbounded_channel();
-        let options =
-            Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
-        let upstream = ApiServer::start(options, move |recorded| {
-            if recorded.query() != Some("watch=1") {
-                return Reply::json("{}");
-            }
-            let (reply, sender) = Reply::stream();
-            started.send(sender).unwrap();
-            reply
-        })
-        .await;
-        let mut config = pki.config(upstream.addr());
-        change(&pki, &mut config);
-        Self {
-            bridge: start(&config),
-            upstream,
-            watches,
-            pki,
-        }
-    }
-
-    fn write_pair(&self, name: &str, leaf: &Leaf) {
-        self.pki.dir.write(&format!("{name}.crt"), &leaf.cert_pem);
-        self.pki.dir.write(&format!("{name}.key"), &leaf.key_pem);
-    }
-
-    /// The certificate that a new connection gets.
-    async fn served_certificate(&self) -> CertificateDer<'static> {
-        let client = self.pki.client();
-        let io = client.connect(self.bridge.address(), "localhost").await;
-        let io = io.unwrap();
-        let chain = io.get_ref().get_ref().1.peer_certificates().unwrap();
-        chain[0].clone().into_owned()
-    }
-
-    async fn wait_until_served(&self, leaf: &Leaf) {
-        eventually("the new certificate is served", TEST_TIMEOUT, async || {
-            self.served_certificate().await == leaf.chain_der[0]
-        })
-        .await;
-    }
-
-    /// How many times files of this flag were reloaded with this result, if ever.
-    async fn reloads(&self, flag: &str, result: &str) -> Option<f64> {
-        let labels = [("flag", flag), ("result", result)];
-        let scrape = scrape(self.bridge.admin_address()).await;
-        scrape.value("skewbridge_file_reloads_total", &labels)
-    }
-
-    async fn wait_until_failed(&self, flag: &str) {
-        let what = format!("a failed reload of {flag}");
-        eventually(&what, TEST_TIMEOUT, async || {
-            self.reloads(flag, "failed")
-                .await
-                .is_some_and(|count| count > 0.0)
-        })
-        .await;
-    }
-
-    /// The status code of a request on a new connection of this client.
-    async fn code(&self, client: &TlsClient, headers: &str) -> u16 {
-        let mut h1 = client.http1(self.bridge.address()).await.unwrap();
-        get(&mut h1, headers).await
-    }
-
-    async fn wait_for_code(&self, client: &TlsClient, headers: &str, code: u16) {
-        eventually(&format!("an answer of {code}"), TEST_TIMEOUT, async || {
-            self.code(client, headers).await == code
-        })
-        .await;
-    }
-
-    /// A watch over HTTP/2 that has received its first event.
-    async fn watch(&mut self, client: &TlsClient) -> Watch {
-        let h2 = client.http2(self.bridge.address()).await.unwrap();
-        let request = Request::get("https://k/api/v1/pods?watch=1").body(());
-        let mut stream = h2.stream(request.unwrap()).await.unwrap();
-        stream.finish().unwrap();
-        let sender = self.watches.recv().await.unwrap();
-        assert_eq!(stream.head().await.unwrap().status, 200);
-        let mut watch = Watch { sender, stream, h2 };
-        watch.assert_continues("first").await;
-        watch
-    }
-
-    /// The common name of the client certificate on upstream's last request from a client.
-    fn last_certificate_name_at_upstream(&self) -> Option<String> {
-        let mut recorded = self.upstream.requests();
-        recorded.retain(|recorded| !recorded.is_probe());
-        recorded.pop()?.client.map(|it| it.common_name)
-    }
-}
-
-/// Both ends of a watch.
-struct Watch {
-    sender: BodySender,
-    stream: H2Stream,
-    h2: H2Client,
-}
-
-impl Watch {
-    async fn assert_continues(&mut self, event: &'static str) {
-        self.sender.send(event).await.unwrap();
-        assert_eq!(self.stream.chunk().await.unwrap().unwrap(), event);
-    }
-
-    async fn assert_ends(mut self) {
-        self.sender.finish().await.unwrap();
-        while let Some(chunk) = self.stream.chunk().await {
-            assert_eq!(chunk.unwrap(), "");
-        }
-    }
-}
-
-/// The status code of another request on this connection.
-async fn get(h1: &mut H1Client, headers: &str) -> u16 {
-    let request = format!("GET /api HTTP/1.1\r\nHost: k\r\n{headers}\r\n");
-    h1.send(request).await.unwrap();
-    h1.read_response().await.unwrap().status
-}
-
 #[tokio::test]
 async fn a_new_serving_certificate_is_used_and_open_connections_continue() {
-    let mut fixture = Fixture::new().await;
+    let mut fixture = ReloadFixture::new().await;
     let client = fixture.pki.client();
     let mut h1 = client.http1(fixture.bridge.address()).await.unwrap();
     assert_eq!(get(&mut h1, "").await, 200);
@@ -176,7 +31,7 @@ async fn a_new_serving_certificate_is_used_and_open_connections_continue() {
 #[tokio::test]
 async fn a_volume_swapped_by_the_kubelet_is_reloaded_as_a_whole() {
     let mut volume = None;
-    let fixture = Fixture::with(|pki, config| {
+    let fixture = ReloadFixture::with(|pki, config| {
         let leaf = pki.serving_ca.server(&SERVER_NAMES);
         let files = [("tls.crt", &*leaf.cert_pem), ("tls.key", &*leaf.key_pem)];
         let mounted = volume.insert(pki.dir.volume("certs", &files));
@@ -202,7 +57,7 @@ type FileChange = (&'static str, Option<String>);
 
 /// Makes a file invalid, then valid again.
 async fn break_and_repair((name, contents): FileChange) {
-    let fixture = Fixture::new().await;
+    let fixture = ReloadFixture::new().await;
     let before = fixture.served_certificate().await;
     match &contents {
         Some(contents) => drop(fixture.pki.dir.write(name, contents)),
@@ -244,7 +99,7 @@ async fn an_invalid_serving_file_keeps_the_old_certificate_until_a_valid_one_is_
 
 #[tokio::test]
 async fn an_invalid_file_of_any_flag_keeps_the_old_one() {
-    let fixture = Fixture::new().await;
+    let fixture = ReloadFixture::new().await;
     let alice = fixture.pki.user("alice", &[]);
     let (peer, asserted) = (fixture.pki.peer(), "X-Remote-User: bob\r\n");
     let files = [
@@ -265,7 +120,7 @@ async fn an_invalid_file_of_any_flag_keeps_the_old_one() {
 
 #[tokio::test]
 async fn a_replaced_client_ca_no_longer_authenticates_even_on_open_connections() {
-    let mut fixture = Fixture::new().await;
+    let mut fixture = ReloadFixture::new().await;
     let alice = fixture.pki.user("alice", &[]);
     let address = fixture.bridge.address();
     let mut h1 = alice.http1(address).await.unwrap();
@@ -295,7 +150,7 @@ async fn a_replaced_client_ca_no_longer_authenticates_even_on_open_connections()
 
 #[tokio::test]
 async fn a_replaced_requestheader_ca_no_longer_authenticates_even_on_open_connections() {
-    let fixture = Fixture::new().await;
+    let fixture = ReloadFixture::new().await;
     let asserted = "X-Remote-User: bob\r\n";
     let peer = fixture.pki.peer();
     let mut h1 = peer.http1(fixture.bridge.address()).await.unwrap();
@@ -313,7 +168,7 @@ async fn a_replaced_requestheader_ca_no_longer_authenticates_even_on_open_connec
 
 #[tokio::test]
 async fn a_new_front_proxy_certificate_is_presented_and_a_watch_with_the_old_one_continues() {
-    let mut fixture = Fixture::new().await;
+    let mut fixture = ReloadFixture::new().await;
     let alice = fixture.pki.user("alice", &[]);
     let mut over_h2 = fixture.watch(&alice).await;
     let mut over_h1 = alice.http1(fixture.bridge.address()).await.unwrap();
@@ -364,7 +219,7 @@ async fn a_new_front_proxy_certificate_is_presented_and_a_watch_with_the_old_one
 #[tokio::test]
 async fn a_new_upstream_ca_applies_to_the_next_connection() {
     let right = std::cell::OnceCell::new();
-    let fixture = Fixture::with(|pki, _| {
+    let fixture = ReloadFixture::with(|pki, _| {
         right.set(pki.upstream_ca.pem()).unwrap();
         pki.dir.write("upstream-ca.crt", Ca::new("wrong").pem());
     })
@@ -386,7 +241,7 @@ async fn the_exported_expiry_is_that_of_the_new_certificate() {
     /// 1 January of these years as Unix time.
     const Y4096: Option<f64> = Some(67_090_118_400.0);
     const Y2001: Option<f64> = Some(978_307_200.0);
-    let fixture = Fixture::new().await;
+    let fixture = ReloadFixture::new().await;
     let expiry = async |flag: &str| {
         let scrape = scrape(fixture.bridge.admin_address()).await;
         let name = "skewbridge_certificate_expiration_timestamp_seconds";

@@ -1,303 +1,26 @@
 //! Signed requests (RFC 9421): accepted as the user of their key, once, unaltered, and within their
 //! time window.
 
-use std::fmt::Write as _;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
-use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519};
-use skewbridge_gateway::Handle;
-use skewbridge_gateway::config::{Config, Signatures};
-use skewbridge_http_signature::{Content, Signer, SigningKey, random_nonce};
-use skewbridge_testkit::{
-    ApiServer, ClientAuth, Options, RecordedRequest, Reply, Response, TEST_TIMEOUT, TlsClient,
-    eventually,
-};
+use http::{HeaderValue, Method, Request, Version};
+use rcgen::{KeyPair, PKCS_ED25519};
+use skewbridge_http_signature::Signer;
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::sync::mpsc;
 
 use crate::support::admin_client::scrape;
-use crate::support::identity::{FRONT_PROXY, PLAIN, VERSIONS, identity_headers, owned};
-use crate::support::pki::{PkiFixture, start};
+use crate::support::identity::{PLAIN, VERSIONS, identity_headers, owned};
+use crate::support::signed_requests::{
+    AUTHORITY, Keys, Message, SignatureFixture, alice, now, robot, signer,
+};
 
-const AUTHORITY: &str = "k";
 const PODS: &str = "/api/v1/namespaces/a/pods";
-const SECRET_BASE64: &str = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0";
-
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.unwrap().as_secs()
-}
-
-/// Keys of all algorithms, and the file that assigns them to users.
-struct Keys {
-    ed25519: KeyPair,
-    p256: KeyPair,
-    p384: KeyPair,
-}
-
-impl Keys {
-    fn new() -> Self {
-        Self {
-            ed25519: KeyPair::generate_for(&PKCS_ED25519).unwrap(),
-            p256: KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap(),
-            p384: KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap(),
-        }
-    }
-
-    fn file(&self) -> String {
-        let public = |id: &str, algorithm: &str, key: &KeyPair| {
-            let pem = key.public_key_pem().replace('\n', "\n      ");
-            format!(
-                "  {id}:\n    algorithm: {algorithm}\n    publicKey: |\n      {pem}\n    \
-                 user: alice\n    groups: [dev, ops]\n    extra:\n      device: [{id}]\n"
-            )
-        };
-        format!(
-            "keys:\n{}{}{}  robot:\n    algorithm: hmac-sha256\n    secret: {SECRET_BASE64}\n    \
-             user: bob\n",
-            public("laptop", "ed25519", &self.ed25519),
-            public("desktop", "ecdsa-p256-sha256", &self.p256),
-            public("server", "ecdsa-p384-sha384", &self.p384),
-        )
-    }
-
-    fn laptop(&self) -> Signer {
-        signer(&self.ed25519, "laptop")
-    }
-}
-
-fn signer(key: &KeyPair, id: &str) -> Signer {
-    let key = SigningKey::from_pem(key.serialize_pem().as_bytes()).unwrap();
-    Signer::new(key, id).unwrap().lifetime(None)
-}
-
-fn robot(secret: &[u8]) -> Signer {
-    Signer::new(SigningKey::hmac(secret).unwrap(), "robot").unwrap()
-}
-
-/// A bridge that verifies signatures, in front of an upstream that answers every request and
-/// accepts upgrades.
-struct Fixture {
-    bridge: Handle,
-    upstream: ApiServer,
-    tunnels: mpsc::UnboundedReceiver<skewbridge_testkit::upstream::Upgrade>,
-    keys: Keys,
-    pki: PkiFixture,
-}
-
-impl Fixture {
-    async fn new() -> Self {
-        Self::with(|_| {}).await
-    }
-
-    async fn with(change: impl FnOnce(&mut Config)) -> Self {
-        let (pki, keys) = (PkiFixture::new(), Keys::new());
-        let (sender, tunnels) = mpsc::unbounded_channel();
-        let options = Options::new(pki.upstream.clone())
-            .clients(ClientAuth::Accept(&pki.front_proxy_ca))
-            .alpn(&["h2", "http/1.1"]);
-        let upstream = ApiServer::start(options, move |recorded| {
-            let Some(protocol) = recorded.header("upgrade") else {
-                return Reply::json("{}");
-            };
-            let (reply, upgrade) = Reply::upgrade(protocol);
-            sender.send(upgrade).unwrap();
-            reply.header("X-Stream-Protocol-Version", "v5.channel.k8s.io")
-        })
-        .await;
-        let mut config = pki.config(upstream.addr());
-        config.callers.signatures = Some(Signatures {
-            keys: pki.dir.write("keys.yaml", keys.file()),
-            authorities: vec![AUTHORITY.to_owned()],
-            // No test is that slow.
-            max_age: Duration::from_hours(1),
-            // So that requests signed soon after the start are accepted.
-            clock_skew: Duration::ZERO,
-        });
-        change(&mut config);
-        let bridge = start(&config);
-        if config.callers.signatures.is_some() {
-            // The start time is rounded up to a second, within which signatures count as older than
-            // the start.
-            let started = now();
-            eventually(
-                "signatures made now are newer than the start",
-                TEST_TIMEOUT,
-                async || now() > started + 1,
-            )
-            .await;
-        }
-        Self {
-            bridge,
-            upstream,
-            tunnels,
-            keys,
-            pki,
-        }
-    }
-
-    fn client_requests(&self) -> Vec<RecordedRequest> {
-        let mut recorded = self.upstream.requests();
-        recorded.retain(|recorded| !recorded.is_probe());
-        recorded
-    }
-
-    async fn send(&self, client: &TlsClient, version: Version, message: &Message) -> Response {
-        let address = self.bridge.address();
-        if version == Version::HTTP_2 {
-            let h2 = client.http2(address).await.unwrap();
-            let uri = format!("https://{}{}", message.authority, message.target);
-            let mut request = Request::new(());
-            *request.method_mut() = message.method.clone();
-            *request.uri_mut() = uri.parse().unwrap();
-            *request.headers_mut() = message.headers.clone();
-            let answer = h2.request(request, message.body.clone()).await;
-            answer.unwrap()
-        } else {
-            let mut h1 = client.http1(address).await.unwrap();
-            h1.send(message.wire()).await.unwrap();
-            h1.read_response().await.unwrap()
-        }
-    }
-
-    /// The message is rejected with this code and this text, and never arrives.
-    async fn assert_refused(
-        &self,
-        client: &TlsClient,
-        message: &Message,
-        code: u16,
-        expected_text: &str,
-    ) {
-        for version in VERSIONS {
-            let before = self.client_requests().len();
-            let response = self.send(client, version, message).await;
-            let what = format!("{expected_text} {version:?} {}", response.text());
-            assert_eq!(response.status, code, "{what}");
-            let status: serde_json::Value = serde_json::from_slice(&response.body).unwrap();
-            assert_eq!(status["kind"], "Status", "{what}");
-            assert_eq!(status["code"], code, "{what}");
-            assert!(
-                status["message"].as_str().unwrap().contains(expected_text),
-                "{what}"
-            );
-            assert_eq!(self.client_requests().len(), before, "{what}");
-        }
-    }
-
-    /// The message arrives as a request of this user; it can be sent once.
-    async fn assert_arrives(
-        &self,
-        client: &TlsClient,
-        version: Version,
-        message: &Message,
-        expected: &[(&str, &str)],
-    ) {
-        let response = self.send(client, version, message).await;
-        assert_eq!(response.status, 200, "{version:?} {}", response.text());
-        let recorded = self.client_requests().pop().unwrap();
-        let presented = recorded.client.as_ref().map(|it| it.common_name.as_str());
-        assert_eq!(presented, FRONT_PROXY);
-        assert_eq!(identity_headers(&recorded), owned(expected));
-        assert_eq!(recorded.method, message.method);
-        assert_eq!(recorded.target, message.target);
-        assert_eq!(recorded.body_len, message.body.len() as u64);
-        for name in ["signature", "signature-input"] {
-            assert_eq!(recorded.header(name), None, "{name}");
-        }
-    }
-
-    async fn verification_count(&self, result: &str) -> Option<f64> {
-        let scrape = scrape(self.bridge.admin_address()).await;
-        scrape.value("skewbridge_http_signatures_total", &[("result", result)])
-    }
-}
-
-fn alice(device: &str) -> [(&str, &str); 4] {
-    [
-        ("x-remote-extra-device", device),
-        ("x-remote-group", "dev"),
-        ("x-remote-group", "ops"),
-        ("x-remote-user", "alice"),
-    ]
-}
-
-/// A request before it is sent.
-#[derive(Clone)]
-struct Message {
-    method: Method,
-    authority: &'static str,
-    target: String,
-    headers: HeaderMap,
-    body: Bytes,
-}
-
-impl Message {
-    fn get(target: &str) -> Self {
-        Self {
-            method: Method::GET,
-            authority: AUTHORITY,
-            target: target.to_owned(),
-            headers: HeaderMap::new(),
-            body: Bytes::new(),
-        }
-    }
-
-    fn post(target: &str, body: impl Into<Bytes>) -> Self {
-        Self {
-            method: Method::POST,
-            body: body.into(),
-            ..Self::get(target)
-        }
-        .with("content-type", "application/json")
-    }
-
-    fn with(mut self, name: &'static str, value: &str) -> Self {
-        let value = HeaderValue::from_str(value).unwrap();
-        self.headers.append(HeaderName::from_static(name), value);
-        self
-    }
-
-    fn signed(self, signer: &Signer) -> Self {
-        self.signed_at(signer, now())
-    }
-
-    fn signed_at(mut self, signer: &Signer, created: u64) -> Self {
-        let uri = format!("https://{}{}", self.authority, self.target);
-        let uri = uri.parse().unwrap();
-        let request =
-            skewbridge_http_signature::Request::of("https", &self.method, &uri, &self.headers);
-        let content = if self.body.is_empty() {
-            Content::None
-        } else {
-            Content::Bytes(&self.body)
-        };
-        let nonce = random_nonce().unwrap();
-        let to_set = signer.sign(&request.unwrap(), content, created, &nonce);
-        for (name, value) in to_set.unwrap() {
-            self.headers.insert(name, value);
-        }
-        self
-    }
-
-    fn wire(&self) -> Vec<u8> {
-        let mut head = format!("{} {} HTTP/1.1\r\n", self.method, self.target);
-        write!(head, "Host: {}\r\n", self.authority).unwrap();
-        for (name, value) in &self.headers {
-            write!(head, "{name}: {}\r\n", value.to_str().unwrap()).unwrap();
-        }
-        if !self.body.is_empty() {
-            write!(head, "Content-Length: {}\r\n", self.body.len()).unwrap();
-        }
-        head += "\r\n";
-        [head.as_bytes(), &self.body].concat()
-    }
-}
 
 #[tokio::test]
 async fn a_signed_request_is_authenticated_as_the_user_of_its_key_for_every_algorithm() {
-    let fixture = Fixture::new().await;
+    let fixture = SignatureFixture::new().await;
     let client = fixture.pki.client();
     let keys = &fixture.keys;
     for version in VERSIONS {
@@ -335,7 +58,7 @@ async fn a_signed_request_is_authenticated_as_the_user_of_its_key_for_every_algo
 
 #[tokio::test]
 async fn a_replayed_request_is_rejected() {
-    let fixture = Fixture::new().await;
+    let fixture = SignatureFixture::new().await;
     let client = fixture.pki.client();
     for message in [Message::get(PODS), Message::post(PODS, "{}")] {
         let message = message.signed(&fixture.keys.laptop());
@@ -351,7 +74,7 @@ async fn a_replayed_request_is_rejected() {
 
 #[tokio::test]
 async fn an_altered_request_is_rejected() {
-    let fixture = Fixture::new().await;
+    let fixture = SignatureFixture::new().await;
     let client = fixture.pki.client();
     let laptop = fixture.keys.laptop();
     let signed = || Message::post(&format!("{PODS}?dryRun=All"), "{}").signed(&laptop);
@@ -422,7 +145,7 @@ async fn an_altered_request_is_rejected() {
 
 #[tokio::test]
 async fn a_wrong_time_key_or_server_is_rejected() {
-    let fixture = Fixture::new().await;
+    let fixture = SignatureFixture::new().await;
     let client = fixture.pki.client();
     let laptop = fixture.keys.laptop();
     let untrusted = KeyPair::generate_for(&PKCS_ED25519).unwrap();
@@ -430,7 +153,7 @@ async fn a_wrong_time_key_or_server_is_rejected() {
     let mut elsewhere = get();
     elsewhere.authority = "other.example";
     let rows = [
-        (get().signed_at(&laptop, now() - 10_000), "has run out"),
+        (get().signed_at(&laptop, now() - 10_000), "has expired"),
         (get().signed_at(&laptop, now() + 10_000), "in the future"),
         (
             get().signed(&signer(&untrusted, "laptop")),
@@ -441,7 +164,7 @@ async fn a_wrong_time_key_or_server_is_rejected() {
             "does not match",
         ),
         (
-            get().signed(&signer(&untrusted, "stranger")),
+            get().signed(&signer(&untrusted, "unlisted")),
             "not known here",
         ),
         (get().signed(&robot(&[7; 32])), "does not match"),
@@ -472,7 +195,7 @@ async fn a_wrong_time_key_or_server_is_rejected() {
 async fn a_request_signed_before_the_start_is_503_and_has_to_be_signed_again() {
     // An earlier process may have accepted it already.
     let before = now() - 20;
-    let fixture = Fixture::new().await;
+    let fixture = SignatureFixture::new().await;
     let message = Message::get(PODS).signed_at(&fixture.keys.laptop(), before);
     let client = fixture.pki.client();
     fixture
@@ -482,7 +205,7 @@ async fn a_request_signed_before_the_start_is_503_and_has_to_be_signed_again() {
     assert_eq!(response.header("retry-after"), Some("1"));
 
     // A request signed now may have been accepted before, if clocks differ that much.
-    let fixture = Fixture::with(|config| {
+    let fixture = SignatureFixture::with(|config| {
         let signatures = config.callers.signatures.as_mut().unwrap();
         signatures.clock_skew = Duration::from_mins(10);
     })
@@ -499,7 +222,7 @@ async fn a_request_signed_before_the_start_is_503_and_has_to_be_signed_again() {
 #[tokio::test]
 async fn a_body_that_is_too_long_to_be_buffered_is_rejected() {
     const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
-    let fixture = Fixture::new().await;
+    let fixture = SignatureFixture::new().await;
     let client = fixture.pki.client();
     let laptop = fixture.keys.laptop();
     for version in VERSIONS {
@@ -530,7 +253,7 @@ async fn a_body_that_is_too_long_to_be_buffered_is_rejected() {
 
 #[tokio::test]
 async fn keys_are_replaced_when_their_file_changes() {
-    let fixture = Fixture::new().await;
+    let fixture = SignatureFixture::new().await;
     let client = fixture.pki.client();
     let (old, new) = (fixture.keys.laptop(), Keys::new());
     let code = async |signer: &Signer| {
@@ -558,7 +281,7 @@ async fn keys_are_replaced_when_their_file_changes() {
 
 #[tokio::test]
 async fn another_credential_must_belong_to_the_same_user() {
-    let fixture = Fixture::new().await;
+    let fixture = SignatureFixture::new().await;
     let laptop = fixture.keys.laptop();
     let anonymous = fixture.pki.client();
     let bearer = || Message::get(PODS).with("authorization", "Bearer t0ken");
@@ -608,7 +331,7 @@ async fn another_credential_must_belong_to_the_same_user() {
 
 #[tokio::test]
 async fn unsigned_requests_are_authenticated_as_usual() {
-    let fixture = Fixture::new().await;
+    let fixture = SignatureFixture::new().await;
     let client = fixture.pki.client();
     for version in VERSIONS {
         for authorization in [None, Some("Bearer t0ken")] {
@@ -629,7 +352,7 @@ async fn unsigned_requests_are_authenticated_as_usual() {
 
 #[tokio::test]
 async fn without_configured_keys_signatures_are_forwarded_unverified() {
-    let fixture = Fixture::with(|config| config.callers.signatures = None).await;
+    let fixture = SignatureFixture::with(|config| config.callers.signatures = None).await;
     let message = Message::get(PODS).signed(&fixture.keys.laptop());
     let client = fixture.pki.client();
     let response = fixture.send(&client, Version::HTTP_11, &message).await;
@@ -641,7 +364,7 @@ async fn without_configured_keys_signatures_are_forwarded_unverified() {
 
 #[tokio::test]
 async fn a_signed_exec_request_becomes_a_tunnel() {
-    let mut fixture = Fixture::new().await;
+    let mut fixture = SignatureFixture::new().await;
     let message = Message {
         method: Method::POST,
         ..Message::get("/api/v1/namespaces/a/pods/b/exec?command=sh&stdin=true")

@@ -415,14 +415,14 @@ async fn a_client_that_disconnects_during_output_disconnects_upstream_too() {
     let mut flood = BytesMut::new();
     let mut writer = ToClient::new(Protocol::V5);
     writer.write(Output::Stdout, &vec![b'y'; 32 * 1024], &mut flood);
-    let flooding = tokio::spawn(async move {
+    let writing = tokio::spawn(async move {
         while server_io.write_all(&flood).await.is_ok() && server_io.flush().await.is_ok() {}
     });
     let stdout = &mut client.streams.get_mut("stdout").unwrap().receiver;
     assert!(stdout.read().await.unwrap().is_some());
     client.driver.abort();
     // kube-apiserver keeps a command running for as long as its output is read.
-    let left = timeout(Duration::from_secs(4), flooding).await;
+    let left = timeout(Duration::from_secs(4), writing).await;
     left.expect("the upstream connection is closed").unwrap();
 }
 
@@ -435,7 +435,7 @@ async fn output_sent_before_upstream_stopped_reading_is_delivered() {
         let mut client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
         let mut server_io = upstream.next_connection().await;
         let mut stdin = client.streams.remove("stdin").unwrap();
-        let flooding = tokio::spawn(async move {
+        let writing = tokio::spawn(async move {
             let data = Bytes::from(vec![b'x'; 32 * 1024]);
             while stdin.sender.write(data.clone()).await.is_ok() {}
         });
@@ -453,6 +453,6 @@ async fn output_sent_before_upstream_stopped_reading_is_delivered() {
         drop(server_io);
         assert_eq!(client.read_to_end("stdout").await.0, "out", "{turn}");
         assert_eq!(client.read_to_end("error").await.0, SUCCESS, "{turn}");
-        flooding.abort();
+        writing.abort();
     }
 }

@@ -44,21 +44,21 @@ const SPOOFED_HEADERS: [&str; 29] = [
     "x_kubernetes-apiserver_rerouted",
 ];
 
-/// A client that is not a peer: its credential, the client certificate that upstream sees, and the
+/// A client that is not a peer: its credential, the client certificate that upstream gets, and the
 /// identity headers that arrive.
 struct NonPeer {
     client: TlsClient,
-    brings: &'static [(&'static str, &'static str)],
+    sent_headers: &'static [(&'static str, &'static str)],
     certificate: Option<&'static str>,
-    arrives: &'static [(&'static str, &'static str)],
+    expected_headers: &'static [(&'static str, &'static str)],
 }
 
 fn non_peers(pki: &PkiFixture) -> [NonPeer; 3] {
-    let other = |client, brings, certificate, arrives| NonPeer {
+    let other = |client, sent_headers, certificate, expected_headers| NonPeer {
         client,
-        brings,
+        sent_headers,
         certificate,
-        arrives,
+        expected_headers,
     };
     [
         other(
@@ -84,15 +84,25 @@ async fn peer_headers_of_other_clients_are_not_forwarded_in_any_spelling() {
     for other in non_peers(&fixture.pki) {
         for name in SPOOFED_HEADERS {
             let twice = [(name, "evil"), (name, "evil,evil")];
-            let headers = [&twice[..1], other.brings, &twice[1..]].concat();
+            let headers = [&twice[..1], other.sent_headers, &twice[1..]].concat();
             fixture
-                .assert_arrives(&other.client, &headers, other.certificate, other.arrives)
+                .assert_arrives(
+                    &other.client,
+                    &headers,
+                    other.certificate,
+                    other.expected_headers,
+                )
                 .await;
         }
         let all: Vec<_> = SPOOFED_HEADERS.iter().map(|name| (*name, "evil")).collect();
-        let headers = [&all, other.brings].concat();
+        let headers = [&all, other.sent_headers].concat();
         fixture
-            .assert_arrives(&other.client, &headers, other.certificate, other.arrives)
+            .assert_arrives(
+                &other.client,
+                &headers,
+                other.certificate,
+                other.expected_headers,
+            )
             .await;
     }
     for recorded in fixture.client_requests() {
@@ -124,7 +134,7 @@ async fn an_identity_header_listed_in_connection_is_rejected() {
                     ("Connection", name),
                 ],
             ] {
-                let headers = [&headers, other.brings].concat();
+                let headers = [&headers, other.sent_headers].concat();
                 let outcome = fixture
                     .send_request(&other.client, Version::HTTP_11, &headers)
                     .await;

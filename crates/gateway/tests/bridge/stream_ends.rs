@@ -207,11 +207,11 @@ async fn unread_output_does_not_block_input() {
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.next_command(4).await;
     // Fill all buffers with output that the client does not read.
-    let flood = node.streams.remove("stdout").unwrap();
-    let flooding = tokio::spawn(async move {
-        let mut flood = flood;
+    let stdout = node.streams.remove("stdout").unwrap();
+    let writing = tokio::spawn(async move {
+        let mut stdout = stdout;
         loop {
-            if flood
+            if stdout
                 .sender
                 .write(vec![b'y'; 32 * 1024].into())
                 .await
@@ -227,7 +227,7 @@ async fn unread_output_does_not_block_input() {
         .await
         .unwrap();
     assert_eq!(received.unwrap(), &b"\x03"[..]);
-    flooding.abort();
+    writing.abort();
 }
 
 #[tokio::test]
@@ -273,7 +273,7 @@ async fn a_protocol_violation_of_the_client_closes_the_stream_with_its_reason() 
 }
 
 #[tokio::test]
-async fn a_silent_node_is_detected() {
+async fn an_unresponsive_node_is_detected() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
@@ -282,7 +282,7 @@ async fn a_silent_node_is_detected() {
     .await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     // The connection stays open and is never read.
-    let _silent = cluster.next_connection().await;
+    let _unresponsive = cluster.next_connection().await;
     let transcript = timeout(Duration::from_secs(15), client.read_to_end())
         .await
         .unwrap();

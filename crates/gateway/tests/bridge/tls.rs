@@ -240,9 +240,9 @@ async fn handshakes_aborted_by_the_client_are_counted() {
 async fn a_certificate_without_its_private_key_does_not_authenticate() {
     let fixture = IdentityFixture::new().await;
     let alice = fixture.pki.client_ca.client("alice", &["system:masters"]);
-    let thief = fixture.pki.client_ca.client("thief", &[]);
+    let certificate_without_key = fixture.pki.client_ca.client("thief", &[]);
     for version in [&TLS12, &TLS13] {
-        let key = sign::any_supported_type(&thief.key_der).unwrap();
+        let key = sign::any_supported_type(&certificate_without_key.key_der).unwrap();
         let stolen = CertifiedKey::new(alice.chain_der.clone(), key);
         let config = client(fixture.pki.serving_ca.roots(), version)
             .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(stolen)));

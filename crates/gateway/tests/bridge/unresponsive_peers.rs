@@ -22,8 +22,8 @@ const C: &str = "apiserver-c";
 async fn a_peer_that_does_not_answer_gets_no_requests_until_it_answers() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let _address = cluster.publish(B, silent.local_addr().unwrap());
+    let unresponsive = TcpListener::bind("127.0.0.1:0").unwrap();
+    let _address = cluster.publish(B, unresponsive.local_addr().unwrap());
     let message = async || status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     eventually("requests do not wait for it", TEST_TIMEOUT, async || {
         let answer = cluster.get(&bridge, NEW_PATH).await;
@@ -43,22 +43,22 @@ async fn a_peer_that_does_not_answer_gets_no_requests_until_it_answers() {
 
 /// The peer's bridge answers pings; the server behind it is stopped.
 #[tokio::test]
-async fn a_read_that_waits_for_a_silent_server_is_sent_to_another() {
+async fn a_read_that_waits_for_an_unresponsive_server_is_sent_to_another() {
     let peers = [(B, &[NEW][..]), (C, &[NEW][..])];
     let (cluster, [b, c], bridge) = ClusterFixture::with_peers(&[], peers).await;
     let never = Arc::new(Notify::new());
-    for silent in [&b, &c] {
+    for unresponsive in [&b, &c] {
         let never = never.clone();
-        silent
+        unresponsive
             .apiserver
             .set_hook(move |_| Some(Reply::new(200).after(&never)));
         let answer = cluster.get(&bridge, NEW_PATH).await;
-        let other = if silent.name == B { C } else { B };
+        let other = if unresponsive.name == B { C } else { B };
         // Either of the peers may have been chosen first.
         assert_eq!(served_by(&answer), other);
-        silent.apiserver.remove_hook();
+        unresponsive.apiserver.remove_hook();
         eventually("the peer is used again", TEST_TIMEOUT, async || {
-            peer_view(&bridge, silent.name).await["healthy"] == true
+            peer_view(&bridge, unresponsive.name).await["healthy"] == true
         })
         .await;
     }

@@ -177,8 +177,7 @@ async fn client_bytes_before_the_101_are_delayed_until_it() {
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC) + "early").await.unwrap();
     is_requested.recv().await.unwrap();
-    // The only worker has answered this request, so it has processed the bytes above, whatever it
-    // did with them.
+    // The only worker has answered this request, so it has already processed the bytes above.
     let mut other = pki.client().http1(bridge.address()).await.unwrap();
     other
         .send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
@@ -520,13 +519,13 @@ async fn the_last_output_of_an_upstream_that_has_stopped_reading_arrives() {
 async fn a_client_that_disconnects_before_the_101_ends_the_upgrade() {
     let pki = PkiFixture::new();
     let (recorded_requests, mut is_requested) = mpsc::unbounded_channel();
-    let (gone, mut is_gone) = mpsc::unbounded_channel();
+    let (closed, mut is_closed) = mpsc::unbounded_channel();
     let upstream = start_scripted(&pki, move |_, mut conn| {
-        let (recorded_requests, gone) = (recorded_requests.clone(), gone.clone());
+        let (recorded_requests, closed) = (recorded_requests.clone(), closed.clone());
         async move {
             recorded_requests.send(()).unwrap();
             assert_eq!(next_request(&mut conn).await, None);
-            gone.send(()).unwrap();
+            closed.send(()).unwrap();
         }
     })
     .await;
@@ -535,7 +534,7 @@ async fn a_client_that_disconnects_before_the_101_ends_the_upgrade() {
     client.send(spdy(EXEC)).await.unwrap();
     is_requested.recv().await.unwrap();
     drop(client);
-    is_gone.recv().await.unwrap();
+    is_closed.recv().await.unwrap();
 }
 
 #[tokio::test]

@@ -36,8 +36,9 @@ pub(crate) async fn request(
     headers: &str,
 ) -> AdminResponse {
     let mut tcp = TcpStream::connect(addr).await.unwrap();
-    let request =
-        format!("{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n");
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n"
+    );
     tcp.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     tcp.read_to_string(&mut answer).await.unwrap();

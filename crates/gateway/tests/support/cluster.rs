@@ -171,7 +171,7 @@ impl ClusterFixture {
         self.start_with(&self.config()).await
     }
 
-    /// Does so with a changed configuration.
+    /// Like [`Self::start`], with a changed configuration.
     pub(crate) async fn start_with(&self, config: &Config) -> Handle {
         let bridge = start(config);
         eventually("the cluster is known", TEST_TIMEOUT, async || {

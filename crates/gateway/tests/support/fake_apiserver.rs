@@ -2,6 +2,7 @@
 //! change its behaviour at run time.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
@@ -14,7 +15,12 @@ use tokio::sync::mpsc;
 
 pub(crate) const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 pub(crate) const API_SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+pub(crate) const ENDPOINT_SLICES: &str =
+    "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
 pub(crate) const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+/// Served only by servers with [`POLICY_KIND`].
+pub(crate) const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies";
+pub(crate) const POLICY_KIND: &str = "admissionregistration.k8s.io/v1 mutatingadmissionpolicies";
 
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const V2_BETA1: &str = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
@@ -126,6 +132,19 @@ impl FakeApiServer {
         self.put(LEASES, lease(name, holder));
     }
 
+    /// Writes the `EndpointSlice` of the Service `kubernetes`. All its addresses have one port.
+    pub(crate) fn endpoints(&self, name: &str, addresses: &[SocketAddr]) {
+        let port = addresses.first().map_or(1, SocketAddr::port);
+        let ips: Vec<_> = addresses.iter().map(SocketAddr::ip).collect();
+        let endpoints: Vec<_> = ips.iter().map(|ip| json!({"addresses": [ip]})).collect();
+        let slice = json!({
+            "metadata": {"name": name, "namespace": "default"},
+            "endpoints": endpoints,
+            "ports": [{"name": "https", "port": port}],
+        });
+        self.put(ENDPOINT_SLICES, slice);
+    }
+
     /// The requests of clients and peers, without those that bridges send themselves.
     pub(crate) fn client_requests(&self) -> Vec<RecordedRequest> {
         let mut recorded = self.server.requests();
@@ -200,6 +219,11 @@ fn answer(state: &Mutex<State>, recorded: &RecordedRequest) -> Reply {
     if recorded.path().starts_with("/openapi/") {
         return state.openapi(recorded);
     }
+    let is_unserved_policy = recorded.path().starts_with(POLICIES)
+        && !state.serves.iter().any(|line| line == POLICY_KIND);
+    if is_unserved_policy {
+        return page_not_found();
+    }
     if let Some(reply) = state.objects.answer(recorded) {
         return reply;
     }
@@ -238,6 +262,12 @@ fn split(line: &str) -> [&str; 5] {
     [group, version, resource, subresource, verbs]
 }
 
+/// `deployments` has the kind `Deployment`.
+fn kind_of(resource: &str) -> String {
+    let (first, rest) = resource.trim_end_matches('s').split_at(1);
+    first.to_uppercase() + rest
+}
+
 impl State {
     /// The items of an aggregated document.
     fn items(&self, part: Part) -> Vec<Value> {
@@ -252,8 +282,9 @@ impl State {
             let versions = groups.entry(group.to_owned()).or_default();
             let resources = versions.entry(version.to_owned()).or_default();
             let entry = resources.entry(resource.to_owned()).or_insert_with(|| {
+                let kind = json!({"group": "", "version": "", "kind": kind_of(resource)});
                 json!({"resource": resource, "scope": "Namespaced", "verbs": [],
-                       "singularResource": "", "subresources": []})
+                       "responseKind": kind, "singularResource": "", "subresources": []})
             });
             if subresource.is_empty() {
                 entry["verbs"] = json!(verbs);
@@ -459,7 +490,7 @@ impl Objects {
 
     fn answer(&mut self, recorded: &RecordedRequest) -> Option<Reply> {
         let path = recorded.path();
-        let collection = [LEASES, API_SERVICES, CRDS]
+        let collection = [LEASES, API_SERVICES, CRDS, ENDPOINT_SLICES, POLICIES]
             .into_iter()
             .find(|it| path.starts_with(it))?;
         let name = path[collection.len()..].trim_start_matches('/');
@@ -510,13 +541,13 @@ impl Objects {
             .split('&')
             .find_map(|it| it.strip_prefix("resourceVersion="))
             .map_or(0, |it| it.parse().unwrap());
-        let (tell, mut lines) = mpsc::unbounded_channel();
+        let (sender, mut lines) = mpsc::unbounded_channel();
         for (revision, at, line) in &self.events {
             if *revision > from && at == collection {
-                tell.send(line.clone()).unwrap();
+                sender.send(line.clone()).unwrap();
             }
         }
-        self.watches.push((collection.to_owned(), tell));
+        self.watches.push((collection.to_owned(), sender));
         let (reply, body) = Reply::stream();
         tokio::spawn(async move {
             while let Some(line) = lines.recv().await {

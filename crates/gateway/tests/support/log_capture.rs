@@ -1,5 +1,5 @@
-//! Captures the log lines about OpenAPI of all bridges in this process. Bridges run on their own
-//! threads, so the subscriber is global.
+//! Captures log lines of all bridges in this process: about OpenAPI, about components that are newer than
+//! all servers, and the access log. Bridges run on their own threads, so the subscriber is global.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::{Mutex, Once, PoisonError};
@@ -8,7 +8,11 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-const LOG_TARGET: &str = "skewbridge_gateway::control::openapi_merger";
+const LOG_TARGETS: [&str; 3] = [
+    "skewbridge_gateway::control::openapi_merger",
+    "skewbridge_gateway::state",
+    "skewbridge::access",
+];
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -29,7 +33,8 @@ struct CaptureSubscriber;
 
 impl Subscriber for CaptureSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.target().starts_with(LOG_TARGET)
+        let target = metadata.target();
+        metadata.is_event() && LOG_TARGETS.iter().any(|it| target.starts_with(it))
     }
 
     fn event(&self, event: &Event<'_>) {

@@ -1,5 +1,6 @@
 //! The certificates and configuration of a bridge in front of a fake upstream.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -10,10 +11,11 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::KeyPairFiles;
 use skewbridge_gateway::config::{
     Admin, ApiServerIdentity, AuthenticationConfig, BridgeUser, Config, Egress, Etcd, Features,
-    Limits, Listen, LogFormat, Logs, Peers, RegistryKind, RequestHeader, ServingTls, Shutdown,
-    Streams, TlsVersion, TranslateStreams, Upstream, UpstreamStreams,
+    Guards, Limits, Listen, LogFormat, Logs, Peers, RegistryKind, RequestHeader, ServingTls,
+    Shutdown, Streams, TlsVersion, TranslateStreams, Upstream, UpstreamStreams,
 };
-use skewbridge_k8s_api::component::GuardedComponents;
+
+use skewbridge_gateway::field_guard::FieldGuard;
 use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, TlsClient};
 
@@ -72,6 +74,7 @@ impl PkiFixture {
                 bind_address: loopback,
                 secure_port: 0,
                 advertise_address: None,
+                proxy_protocol_cidrs: Vec::new(),
             },
             serving: ServingTls {
                 key_pair: pair("serving"),
@@ -91,17 +94,24 @@ impl PkiFixture {
                 port: upstream.port(),
                 ca: file("upstream-ca.crt"),
                 server_name: ServerName::try_from("localhost").unwrap(),
+                others: Vec::new(),
+                endpoints: None,
                 front_proxy: Some(pair("front-proxy")),
                 bridge_user: BridgeUser::default(),
             },
             peers: Peers {
                 identity: ApiServerIdentity::Auto,
                 registry: RegistryKind::Etcd,
+                endpoints: false,
                 ca: None,
                 advertise_ip: None,
                 advertise_port: None,
                 cidrs: Vec::new(),
-                guarded_components: GuardedComponents::default(),
+                // The fake servers have no OpenAPI schemas: all writes would go to the newest one.
+                guards: Guards {
+                    fields: FieldGuard::Off,
+                    ..Guards::default()
+                },
                 state_dir: None,
                 etcd: Etcd::default(),
                 egress: Egress::Direct,
@@ -116,6 +126,9 @@ impl PkiFixture {
             limits: Limits::default(),
             admin: Admin {
                 address: (loopback, 0).into(),
+                secure_address: None,
+                watch_target: None,
+                flags: BTreeMap::new(),
             },
             shutdown: Shutdown {
                 delay: Duration::ZERO,

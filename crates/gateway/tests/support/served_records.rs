@@ -42,7 +42,7 @@ pub(crate) fn record_of<'a>(all: Option<&'a Records>, name: &str) -> Option<&'a 
     all?.get(&Identity::named(name).unwrap())
 }
 
-/// Waits until a bridge knows the APIs of B without discovery of B.
+/// Waits until a bridge has the APIs of B without discovery of B.
 pub(crate) async fn wait_until_b_is_known(bridge: &skewbridge_gateway::Handle) {
     eventually("the APIs of B are known", TEST_TIMEOUT, async || {
         let b = peer_view(bridge, B).await;

@@ -38,7 +38,7 @@ pub(crate) fn always_translate(config: &mut gateway::Config) {
     config.streams.translate = gateway::TranslateStreams::Always;
 }
 
-/// Starts a bridge and waits until it knows the version of its upstream.
+/// Starts a bridge and waits until it has read the version of its upstream.
 pub(crate) async fn start_bridge(
     pki: &PkiFixture,
     cluster: &SpdyUpstream,

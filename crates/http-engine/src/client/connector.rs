@@ -13,8 +13,8 @@ use crate::header_bounds::HeaderLimit;
 
 /// Opens connections to one server.
 pub trait Connector: fmt::Debug + Send + Sync + 'static {
-    /// The byte stream, usually TLS. A failed write has sent nothing, or at most a part of one TLS record,
-    /// unless it was given more than one record.
+    /// The byte stream, usually TLS. A failed write has sent nothing, or at most a part of one TLS
+    /// record, unless the written bytes were more than one record.
     type Io: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
     /// Opens a connection on which the server speaks one of the offered protocols. The
@@ -47,7 +47,7 @@ pub enum ProtocolOffer {
 }
 
 impl ProtocolOffer {
-    /// In the form that rustls expects.
+    /// The protocol names, in the form that rustls expects.
     pub fn alpn(self) -> Vec<Vec<u8>> {
         let names: &[&[u8]] = match self {
             Self::Either => &[b"h2", b"http/1.1"],
@@ -95,7 +95,7 @@ impl<Io> fmt::Debug for Connected<Io> {
     }
 }
 
-/// The credential that a connection was opened with: a client certificate that expires, say.
+/// The credential that a connection was opened with: for example a client certificate that expires.
 pub trait ConnectionCredential: Send + Sync + 'static {
     /// Whether further requests may be sent on the connection. Requests in flight are not
     /// touched.
@@ -115,7 +115,7 @@ pub struct ConnectError {
 }
 
 impl ConnectError {
-    /// With this text, which is shown to clients.
+    /// An error with this text, which clients see.
     pub fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -162,7 +162,7 @@ pub trait PoolMetrics: fmt::Debug + Send + Sync {
     /// A request has begun on an HTTP/2 connection.
     fn stream_opened(&self) {}
 
-    /// It has ended.
+    /// A request on an HTTP/2 connection has ended.
     fn stream_closed(&self) {}
 
     /// A request met a limit on headers.

@@ -52,7 +52,7 @@ pub struct H1Connection<Io> {
     /// Whether the connection has been used before.
     used: bool,
     credential: Option<Arc<dyn ConnectionCredential>>,
-    /// Counted in the pool's metrics while it lives.
+    /// Counts the connection in the pool's metrics until it is dropped.
     guard: Option<ConnectionGuard>,
     /// Held while it carries a request with large headers.
     permit: Option<OwnedSemaphorePermit>,
@@ -115,7 +115,7 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Connection<Io> {
         self.credential.clone()
     }
 
-    /// The byte stream, and what of it has been read already.
+    /// The byte stream, and the bytes that were read from it already.
     pub fn into_parts(self) -> (Io, BytesMut) {
         (self.stream.io, self.stream.input)
     }
@@ -147,7 +147,7 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Connection<Io> {
         mut self,
         head: &Parts,
         body: &mut ReplayBody,
-        home: Arc<dyn ConnectionReturn<Io>>,
+        pool: Arc<dyn ConnectionReturn<Io>>,
     ) -> Result<H1Response<Io>, SendError> {
         let mut sender = RequestSender::begin(&mut self.stream, head, body);
         let mut waiting = ResponseReader::default();
@@ -160,10 +160,10 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Connection<Io> {
             .map_err(|broken| broken.into_error(self.used, body.retry_class(), &sender))?;
         if response_head.status == StatusCode::SWITCHING_PROTOCOLS {
             let cause = if !head.headers.contains_key(UPGRADE) {
-                Some("it switches protocols, and the request did not ask for it")
+                Some("the server switches protocols, and the request is not an upgrade")
             } else if !sender.done || self.stream.unsent() > 0 {
                 // The rest of the body would be interpreted as the new protocol.
-                Some("it switches protocols before it has read the request")
+                Some("the server switches protocols before it has read the request")
             } else {
                 None
             };
@@ -172,7 +172,7 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Connection<Io> {
             }
         }
         if sender.awaiting_continue.take().is_some() {
-            // The server has answered without asking for the body, which is not sent now.
+            // The server has answered without requesting the body, which is not sent now.
             sender.failed = Some("answered without the body".to_owned());
         }
         let keep = response_head.keep_alive;
@@ -182,7 +182,7 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Connection<Io> {
             keep,
             sender: Some(sender),
             request: None,
-            home,
+            pool,
         });
         Ok(response)
     }
@@ -489,7 +489,7 @@ pub struct H1Body<Io> {
     keep: bool,
     sender: Option<RequestSender>,
     request: Option<ReplayBody>,
-    home: Arc<dyn ConnectionReturn<Io>>,
+    pool: Arc<dyn ConnectionReturn<Io>>,
 }
 
 impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> BodySource for H1Body<Io> {
@@ -589,7 +589,7 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Body<Io> {
             && connection.stream.input.is_empty()
             && connection.stream.unsent() == 0
         {
-            self.home.return_connection(connection);
+            self.pool.return_connection(connection);
         }
     }
 }

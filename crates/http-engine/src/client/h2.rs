@@ -203,7 +203,7 @@ impl H2Connection {
     }
 }
 
-/// Notifies the task that waits for the server's SETTINGS. If that task is gone, drops the last
+/// Notifies the task that waits for the server's SETTINGS. If that task has ended, drops the last
 /// handle, which ends the connection.
 fn notify_settings(
     waiting: &mut Option<(SendRequest<Bytes>, oneshot::Sender<()>)>,
@@ -296,7 +296,7 @@ impl Stream {
             NoResponse::Upstream(error) => error,
         };
         // A remote GOAWAY reaches a stream as its error only if the stream is above the last one
-        // that the server has processed (RFC 9113, 6.8); REFUSED_STREAM says the same of one
+        // that the server has processed (RFC 9113, 6.8); REFUSED_STREAM means the same for one
         // stream (8.7).
         let goaway = error.is_go_away() && error.is_remote();
         let refused =

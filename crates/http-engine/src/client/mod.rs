@@ -1,7 +1,7 @@
 //! Requests to one server over pooled connections.
 //!
 //! A request is sent in the HTTP version in which it was received, if the server supports it: the server
-//! sees the same as without a proxy, and nothing is converted. Upgrades need HTTP/1.1.
+//! gets the same as without a proxy, and nothing is converted. Upgrades need HTTP/1.1.
 
 mod connector;
 pub mod h1;

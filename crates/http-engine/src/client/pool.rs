@@ -125,8 +125,13 @@ impl<C: Connector> Pool<C> {
         declines: impl Fn(StatusCode, &HeaderMap) -> bool,
     ) -> Result<UpstreamResponse<C::Io>, SendError> {
         // The connection borrows the parts, and a retry needs them: taken out, and put back.
-        let empty = Request::new(request.body().empty());
+        let empty = Request::new(request.body().placeholder());
         let (mut head, mut body) = std::mem::replace(request, empty).into_parts();
+        if body.retry_class() == RetryClass::OnlyIfUnsent {
+            // A write on a connection that the server has closed may not be retried. The end of a connection
+            // that has arrived together with the request is handled first.
+            tokio::task::yield_now().await;
+        }
         let channel = if prefer == ProtocolPreference::Upgrade
             || header_bounds::may_share(&head, body.header_bytes())
         {

@@ -54,6 +54,8 @@ pub struct ReplayBody {
     exhausted: bool,
     /// Counts what is in `sent`.
     reservation: Option<Reservation>,
+    /// Counts a body that is complete in memory.
+    complete_body: Option<Reservation>,
     duplex: bool,
     anonymous: bool,
     header_bytes: Option<usize>,
@@ -75,6 +77,7 @@ impl ReplayBody {
             to_resend: 0,
             exhausted: false,
             reservation: None,
+            complete_body: None,
             duplex: false,
             anonymous: false,
             header_bytes: None,
@@ -85,6 +88,15 @@ impl ReplayBody {
     #[must_use]
     pub fn charged_to(mut self, reservation: Reservation) -> Self {
         self.reservation = Some(reservation);
+        self
+    }
+
+    /// Counts a body that is complete in memory until it is dropped. What is kept for a retry is the same
+    /// memory.
+    #[must_use]
+    pub fn counted_by(mut self, reservation: Reservation) -> Self {
+        self.complete_body = Some(reservation);
+        self.reservation = None;
         self
     }
 
@@ -107,7 +119,7 @@ impl ReplayBody {
         self.header_bytes = Some(bytes);
     }
 
-    /// That size, where it is known.
+    /// The size of the request's headers, if it was set.
     pub fn header_bytes(&self) -> Option<usize> {
         self.header_bytes
     }
@@ -136,6 +148,16 @@ impl ReplayBody {
             self.trailer_filter.clone(),
             self.retry_class,
         )
+    }
+
+    /// What stays with a request while this body is sent. If the server has responded, the bytes are
+    /// gone: unless there are none, it cannot be rewound.
+    pub(super) fn placeholder(&self) -> Self {
+        let has_bytes = !self.is_done() || !self.sent.is_empty() || self.exhausted;
+        Self {
+            exhausted: has_bytes,
+            ..self.empty()
+        }
     }
 
     /// The retry class of the request.
@@ -197,5 +219,24 @@ impl ReplayBody {
         self.exhausted = true;
         self.sent = VecDeque::new();
         self.reservation = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn body(request: RequestBody) -> ReplayBody {
+        ReplayBody::new(request, Arc::new(()), RetryClass::OnlyIfUnsent)
+    }
+
+    #[test]
+    fn what_stays_of_a_body_with_bytes_cannot_be_rewound() {
+        assert!(body(RequestBody::Empty).placeholder().rewind());
+        let full = body(RequestBody::Full(Bytes::from_static(b"{}")));
+        assert!(!full.placeholder().rewind());
+        assert!(!full.placeholder().placeholder().rewind());
     }
 }

@@ -29,7 +29,7 @@ pub enum Framing {
 }
 
 impl Framing {
-    /// A decoder for a body framed like this.
+    /// A decoder for a body with this framing.
     pub fn decoder(self) -> Decoder {
         Decoder(match self {
             Self::Empty => State::Done,
@@ -58,7 +58,7 @@ enum State {
 /// A decoded part of a body.
 #[derive(Debug, PartialEq, Eq)]
 pub enum BodyEvent {
-    /// Some bytes, never none.
+    /// A part of the data, never empty.
     Data(Bytes),
     /// Fields after the last chunk; the body is complete.
     Trailers(HeaderMap),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_ends_where_it_says() {
+    fn a_body_ends_after_its_content_length() {
         let mut decoder = Framing::Length(3).decoder();
         let mut buffer = BytesMut::from("abcNEXT");
         assert_eq!(
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_extensions_and_trailers_are_understood() {
+    fn chunks_extensions_and_trailers_are_decoded() {
         let wire = b"4\r\nwiki\r\n5;name=value\r\npedia\r\n0\r\nGrpc-Status: 0\r\n\r\n";
         let (data, trailers, done) = decode(Framing::Chunked, &[wire]).unwrap();
         assert_eq!(data, b"wikipedia");

@@ -31,7 +31,7 @@ pub fn write_status_line(out: &mut BytesMut, version: Version, status: StatusCod
 }
 
 /// Writes all fields, without the final blank line. Names are capitalized like Go's (`Audit-Id`),
-/// so that clients that compare names case-sensitively see what kube-apiserver sends.
+/// so that clients that compare names case-sensitively get what kube-apiserver sends.
 pub fn write_headers(out: &mut BytesMut, headers: &HeaderMap) {
     for (name, value) in headers {
         out.reserve(name.as_str().len() + value.len() + 4);

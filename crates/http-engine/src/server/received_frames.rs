@@ -124,7 +124,7 @@ impl AsyncRead for ReceivedFrames<'_> {
             this.frames.feed(read);
         }
         let Some(encoded) = this.frames.open_block else {
-            this.open_block.over();
+            this.open_block.end_wait();
             return polled;
         };
         let sample = || Sample {
@@ -211,7 +211,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_split_of_the_bytes_gives_the_same(
+        fn any_split_of_the_bytes_gives_the_same_open_block(
             lengths in proptest::collection::vec((0_usize..300, 0_u8..10, any::<bool>()), 0..20),
             chunk in 1_usize..50,
         ) {

@@ -125,7 +125,7 @@ fn fields_beyond_the_bounds_are_refused() {
 }
 
 #[test]
-fn byte_sequences_with_unused_bits_are_refused_wherever_they_stand() {
+fn byte_sequences_with_unused_bits_are_refused_in_every_position() {
     let rows = [
         ("a=:aGVsbG9=:", true),
         ("a=:aGVsbG9:", true),
@@ -134,7 +134,7 @@ fn byte_sequences_with_unused_bits_are_refused_wherever_they_stand() {
         ("a=:aGVsbG8=:, b=:aGVsbG9=:", true),
         ("a=\"\\\\\", b=:aGVsbG9=:", true),
         ("a=tok:, b=:aGVsbG9=:", true),
-        // These are no byte sequences.
+        // These are not byte sequences.
         ("a=\":aGVsbG9=:\"", false),
         ("a=\"\\\":aGVsbG9=:\"", false),
         ("a=x:aGVsbG9:", false),

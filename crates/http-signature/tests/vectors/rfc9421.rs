@@ -306,7 +306,7 @@ fn keys_of_the_wrong_type_are_refused_and_not_shown() {
         let error = VerifyingKey::from_pem(algorithm, pem.as_bytes()).unwrap_err();
         error.to_string()
     };
-    assert!(refused(Algorithm::Ed25519, P256).contains("no public key for ed25519"));
+    assert!(refused(Algorithm::Ed25519, P256).contains("not a public key for ed25519"));
     assert!(refused(Algorithm::EcdsaP384Sha384, P256).contains("ecdsa-p384-sha384"));
     assert!(refused(Algorithm::Ed25519, ED25519_PRIVATE).contains("private key"));
     assert!(refused(Algorithm::HmacSha256, ED25519).contains("secret"));

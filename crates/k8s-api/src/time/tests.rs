@@ -164,9 +164,21 @@ fn http_dates_are_formatted_as_imf_fixdate() {
         (951_782_400, "Tue, 29 Feb 2000 00:00:00 GMT"),
         (1_798_761_599, "Thu, 31 Dec 2026 23:59:59 GMT"),
         (4_107_542_400, "Mon, 01 Mar 2100 00:00:00 GMT"),
-        (u64::MAX, "Fri, 31 Dec 9999 23:59:59 GMT"),
+        (253_402_300_799, "Fri, 31 Dec 9999 23:59:59 GMT"),
     ] {
+        assert_eq!(parse_http_date(expected), Some(seconds));
         assert_eq!(http_date(seconds), expected);
+    }
+    assert_eq!(http_date(u64::MAX), "Fri, 31 Dec 9999 23:59:59 GMT");
+}
+
+#[test]
+fn unix_dates_are_formatted_as_go_formats_them() {
+    for (seconds, expected) in [
+        (784_111_777, "Sun Nov  6 08:49:37 UTC 1994"),
+        (1_729_112_623, "Wed Oct 16 21:03:43 UTC 2024"),
+    ] {
+        assert_eq!(unix_date(seconds), expected);
     }
 }
 
@@ -240,5 +252,19 @@ proptest! {
         let _ = Time::parse(&text);
         let _ = text.parse::<MicroTime>();
         let _ = parse_unix_seconds(&text);
+    }
+}
+
+#[test]
+fn other_forms_of_http_dates_are_rejected() {
+    for text in [
+        "",
+        "Sunday, 06-Nov-94 08:49:37 GMT",
+        "Sun Nov  6 08:49:37 1994",
+        "Sun, 06 anF 1994 08:49:37 GMT",
+        "Sun, 06 Nov 1994 08:49:37 UTC",
+        "Sun, 06 Nov 1994 08:49:37 GMT x",
+    ] {
+        assert_eq!(parse_http_date(text), None, "{text}");
     }
 }

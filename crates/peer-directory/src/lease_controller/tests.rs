@@ -361,7 +361,7 @@ fn written_leases_contain_the_peer_address() {
 #[test]
 fn only_a_lease_that_the_bridge_wrote_is_deleted_at_shutdown() {
     let created: &[Row] = &[(0, Same, READY, Wait(10)), (10, Same, READY, Create)];
-    for (step, ours) in [
+    for (step, is_ours) in [
         (Same, true),
         (Annotated, true),
         (Server, false),
@@ -371,7 +371,7 @@ fn only_a_lease_that_the_bridge_wrote_is_deleted_at_shutdown() {
         let mut api = run("created", created);
         api.apply_step(step, api.start + Duration::from_secs(12));
         let deletion = api.controller.on_shutdown(api.stored.as_ref());
-        assert_eq!(deletion.is_some(), ours, "{step:?}");
+        assert_eq!(deletion.is_some(), is_ours, "{step:?}");
         if let Some(deletion) = deletion {
             assert_eq!(deletion.identity, identity());
             assert_eq!(deletion.uid, "the-uid");
@@ -402,12 +402,12 @@ fn leases_of_ended_servers_of_this_host_are_stale() {
     let stale = stale_leases(&all, &own, HOST, now);
     assert_eq!(stale, [&all[0], &all[1]]);
     // Not renewed for minutes: the host has another server now, whose Lease is kept.
-    let silent = now - Duration::from_secs(301);
+    let last_renewal = now - Duration::from_secs(301);
     let minutes = [
-        lease("apiserver-before", HOST, silent),
-        lease("apiserver-before", "master-1", silent),
+        lease("apiserver-before", HOST, last_renewal),
+        lease("apiserver-before", "master-1", last_renewal),
         lease("apiserver-before", HOST, now - Duration::from_secs(299)),
-        lease(own.as_str(), HOST, silent),
+        lease(own.as_str(), HOST, last_renewal),
     ];
     assert_eq!(stale_leases(&minutes, &own, HOST, now), [&minutes[0]]);
     let renewed = [lease(own.as_str(), HOST, fresh)];

@@ -72,7 +72,7 @@ impl PeerTable {
                     if known.is_none_or(|known| known.since != departure.since) {
                         // The server itself may be reachable from now on.
                         entry.next_fetch_is_direct = true;
-                        entry.fetch.refresh_now(at);
+                        entry.poll_again(at);
                     }
                 }
             }
@@ -83,6 +83,10 @@ impl PeerTable {
     fn departure(&self, identity: &Identity, at: Instant) -> Option<Departure> {
         let stored = self.stored.get(identity);
         let record = self.published.get(identity).or(stored)?;
+        if identity.address().is_some() {
+            // A server that never had a bridge.
+            return None;
+        }
         let announced = record.bridge_left_at;
         let is_missing_in_file = self.is_missing_in_file(identity);
         if announced.is_none() && !is_missing_in_file {

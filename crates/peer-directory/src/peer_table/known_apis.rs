@@ -103,7 +103,7 @@ struct Server {
     /// Whether the file of addresses contains the server.
     in_file: bool,
     partitioned: bool,
-    /// The APIs that the bridge under test last learnt, while the Lease is valid.
+    /// The APIs that the bridge under test last read, while the Lease is valid.
     known: BTreeSet<usize>,
     known_at: u64,
     /// When the served record was written.
@@ -430,6 +430,7 @@ impl SimulatedCluster {
             documents: fresh.served.documents.clone(),
             etags: [None, None],
             version: None,
+            version_suffix: Arc::default(),
             by_bridge: server.bridge,
         });
         self.table.record_poll(identity, answer, now, wall, 0.5);
@@ -470,7 +471,7 @@ impl SimulatedCluster {
 }
 
 impl SimulatedCluster {
-    /// Servers that are still in the table long after the bridge under test has learnt that their
+    /// Servers that are still in the table long after the bridge under test has observed that their
     /// bridges have departed. None of them can be reached without a bridge.
     fn kept_after_grace(&self) -> Vec<&str> {
         let peers = self.table.snapshot();
@@ -529,7 +530,7 @@ proptest! {
 /// with and without the bridge of that server.
 #[test]
 fn a_restart_beside_a_dead_peer_keeps_its_apis() {
-    for bridge_dies in [false, true] {
+    for bridge_crashes in [false, true] {
         for registry_is_lost in [false, true] {
             let mut steps = vec![
                 Step::StartServer(0, [0].into(), false),
@@ -537,7 +538,7 @@ fn a_restart_beside_a_dead_peer_keeps_its_apis() {
                 Step::Wait(30),
                 Step::CrashServer(0),
             ];
-            if bridge_dies {
+            if bridge_crashes {
                 steps.push(Step::CrashBridge(0));
             }
             if registry_is_lost {

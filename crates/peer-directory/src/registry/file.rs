@@ -5,9 +5,12 @@
 //! - identity: apiserver-0
 //!   address: 10.0.0.10:6443
 //!   server: 10.0.0.10:6444
+//! - server: 10.0.0.11:6443
 //! ```
 //!
-//! `server` is optional: the kube-apiserver itself, which is polled after its bridge has departed.
+//! `address` is that of a bridge, and `server` that of the kube-apiserver itself. With both, the
+//! server is polled after its bridge has departed. An entry without `address` is a kube-apiserver
+//! without a bridge; it needs no identity.
 //! Records and announcements are annotations of identity Leases, whose addresses are ignored with
 //! this registry.
 
@@ -71,10 +74,61 @@ struct Contents {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    identity: String,
-    address: String,
+    #[serde(default)]
+    identity: Option<String>,
+    #[serde(default)]
+    address: Option<String>,
     #[serde(default)]
     server: Option<String>,
+}
+
+impl Entry {
+    /// The server and its address, or what is wrong with which field.
+    fn parse(
+        &self,
+        networks: &[IpNet],
+    ) -> Result<(Identity, AdvertisedAddress), Vec<(&'static str, String)>> {
+        let mut wrong = Vec::new();
+        let mut parsed = |field, text: &Option<String>| {
+            let parsed = text.as_deref().map(|text| address(text, networks));
+            let parsed = parsed.transpose();
+            parsed.unwrap_or_else(|problem| {
+                wrong.push((field, problem));
+                None
+            })
+        };
+        let address = parsed(".address", &self.address);
+        let server = parsed(".server", &self.server);
+        let identity = self.identity.as_deref().map(Identity::named).transpose();
+        let identity = identity.unwrap_or_else(|problem| {
+            wrong.insert(0, (".identity", problem.to_string()));
+            None
+        });
+        if !wrong.is_empty() {
+            return Err(wrong);
+        }
+        match (identity, address, server) {
+            (Some(identity), Some(address), server) => {
+                Ok((identity, AdvertisedAddress::by_file(address, server)))
+            }
+            (identity, None, Some(server)) => {
+                let identity = identity.unwrap_or_else(|| Identity::of_address(server));
+                Ok((identity, AdvertisedAddress::by_server(server)))
+            }
+            (None, Some(_), _) => Err(vec![(
+                "",
+                "has an address of a bridge and no identity; add the identity of its server, or \
+                 write server instead of address for a kube-apiserver without a bridge"
+                    .to_owned(),
+            )]),
+            (_, None, None) => Err(vec![(
+                "",
+                "has no address; add the address of a bridge (address), or that of a \
+                 kube-apiserver without one (server)"
+                    .to_owned(),
+            )]),
+        }
+    }
 }
 
 fn parse(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> {
@@ -83,23 +137,16 @@ fn parse(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> {
     let mut peers = Addresses::new();
     let mut wrong = Vec::new();
     for (index, entry) in contents.peers.into_iter().enumerate() {
-        let identity = Identity::named(&entry.identity)
-            .map_err(|problem| wrong.push(format!("peers[{index}].identity: {problem}")));
-        let address = address(&entry.address, networks)
-            .map_err(|problem| wrong.push(format!("peers[{index}].address: {problem}")));
-        let server = entry.server.map(|text| self::address(&text, networks));
-        let server = server
-            .transpose()
-            .map_err(|problem| wrong.push(format!("peers[{index}].server: {problem}")));
-        if let (Ok(identity), Ok(address), Ok(server)) = (identity, address, server)
-            && peers
-                .insert(
-                    identity.clone(),
-                    AdvertisedAddress::by_file(address, server),
-                )
-                .is_some()
-        {
-            wrong.push(format!("peers[{index}]: {identity} is listed twice"));
+        match entry.parse(networks) {
+            Ok((identity, advertised)) => {
+                if peers.insert(identity.clone(), advertised).is_some() {
+                    wrong.push(format!("peers[{index}]: {identity} is listed twice"));
+                }
+            }
+            Err(problems) => wrong.extend(
+                (problems.iter())
+                    .map(|(field, problem)| format!("peers[{index}]{field}: {problem}")),
+            ),
         }
     }
     if wrong.is_empty() {
@@ -235,6 +282,45 @@ mod tests {
         for (wrong, expected) in wrong.iter().zip(expected) {
             assert!(wrong.starts_with(expected), "{wrong}");
         }
+    }
+
+    #[test]
+    fn an_entry_without_the_address_of_a_bridge_is_a_kube_apiserver() {
+        let text = "peers:\n- server: '10.0.0.1:6443'\n- {identity: b, server: '10.0.0.2:6443'}\n\
+                    - {identity: c, address: '10.0.0.3:7443'}\n";
+        let peers = parsed(text, &[]).unwrap();
+        let of = |name: &str| peers[&Identity::stored(name).unwrap()];
+        let server = |text: &str| AdvertisedAddress::by_server(text.parse().unwrap());
+        assert_eq!(of("10.0.0.1:6443"), server("10.0.0.1:6443"));
+        assert_eq!(of("b"), server("10.0.0.2:6443"));
+        assert_eq!(of("c").origin, AddressOrigin::File { server: None });
+        assert_eq!(peers.len(), 3);
+        for (entry, expected) in [
+            (
+                "address: '10.0.0.1:1'",
+                "peers[0]: has an address of a bridge and no identity",
+            ),
+            ("identity: a", "peers[0]: has no address"),
+            (
+                "server: '10.0.0.1'",
+                "peers[0].server: \"10.0.0.1\" is not IP:PORT",
+            ),
+            (
+                "identity: '10.0.0.1:1', server: '10.0.0.1:1'",
+                "peers[0].identity: ",
+            ),
+        ] {
+            let wrong = parsed(&format!("peers: [{{{entry}}}]"), &[]).unwrap_err();
+            assert!(
+                wrong.len() == 1 && wrong[0].starts_with(expected),
+                "{wrong:?}"
+            );
+        }
+        let twice = "peers: [{server: '10.0.0.1:1'}, {server: '10.0.0.1:1'}]";
+        assert_eq!(
+            parsed(twice, &[]).unwrap_err(),
+            ["peers[1]: 10.0.0.1:1 is listed twice"]
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod etcd;
 pub mod file;
+mod fixed;
 mod memory;
 pub mod status;
 
@@ -16,6 +17,7 @@ use tokio::sync::{mpsc, watch};
 
 pub use etcd::{EtcdFiles, EtcdRegistry, TlsSource};
 pub use file::FileRegistry;
+pub use fixed::{FixedRegistry, FixedServer};
 pub use memory::{MemoryRegistry, SharedMemoryRegistry};
 pub use status::{Activity, RegistryStatus, StatusReporter};
 
@@ -41,12 +43,22 @@ pub enum AddressOrigin {
     Bridge,
     /// An administrator, in a file. The address is that of a bridge or of a kube-apiserver.
     File {
-        /// The kube-apiserver behind that bridge, which is asked when the bridge has left.
+        /// The kube-apiserver behind that bridge, which is polled after the bridge
+        /// has departed.
         server: Option<SocketAddr>,
     },
     /// A kube-apiserver. Since 1.36 it publishes its own address, which other hosts may
-    /// not be able to reach.
+    /// not be able to reach. Or an administrator, for a kube-apiserver without a bridge.
     Server,
+    /// A kube-apiserver, in the `EndpointSlices` of the Service `default/kubernetes`.
+    Endpoints,
+}
+
+impl AddressOrigin {
+    /// Whether the address is that of a kube-apiserver and not that of a bridge.
+    pub fn is_server(self) -> bool {
+        matches!(self, Self::Server | Self::Endpoints)
+    }
 }
 
 impl AdvertisedAddress {
@@ -66,6 +78,12 @@ impl AdvertisedAddress {
     /// An address that a kube-apiserver has published.
     pub fn by_server(address: SocketAddr) -> Self {
         let origin = AddressOrigin::Server;
+        Self { address, origin }
+    }
+
+    /// An address in an `EndpointSlice`.
+    pub fn by_endpoints(address: SocketAddr) -> Self {
+        let origin = AddressOrigin::Endpoints;
         Self { address, origin }
     }
 }
@@ -91,7 +109,7 @@ pub trait Registry: Send + Sync + 'static {
         self.reporter().subscribe()
     }
 
-    /// Publishes the served record of this bridge's own server, and watches the records
+    /// Publishes the served record of the local server, and watches the records
     /// of all servers. A record outlives its bridge: it is not withdrawn. Runs until the
     /// sender of `own` is dropped, or until a record with `left` has been written.
     ///
@@ -113,7 +131,7 @@ pub trait Registry: Send + Sync + 'static {
 /// The channels of served records.
 #[derive(Debug)]
 pub struct RecordChannels {
-    /// The record of this bridge's own server, once it is known.
+    /// The record of the local server, once it is known.
     pub own: watch::Receiver<Option<Arc<ServedRecord>>>,
     /// The records of all servers. `None` until the registry has been read once.
     pub found: watch::Sender<Option<Records>>,
@@ -121,7 +139,7 @@ pub struct RecordChannels {
     pub outdated: mpsc::Receiver<Arc<ServedRecord>>,
 }
 
-/// Waits until the own address is withdrawn.
+/// Waits until the published address is withdrawn.
 async fn wait_until_withdrawn(own: &mut watch::Receiver<Option<(Identity, SocketAddr)>>) {
     // An error means that the sender was dropped, which is a withdrawal as well.
     let _ = own.wait_for(Option::is_none).await;

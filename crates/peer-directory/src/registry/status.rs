@@ -9,7 +9,8 @@ use tokio::sync::watch;
 /// The status of a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistryStatus {
-    /// `etcd`, `leases`, `file` or `memory`.
+    /// `etcd`, `leases`, `file`, `memory`, `upstream flags` or `endpoints`, or one of the others and
+    /// `endpoints`.
     pub kind: &'static str,
     /// Whether the last attempt of each activity succeeded.
     pub up: bool,
@@ -58,13 +59,15 @@ pub enum Activity {
     Read,
     /// Reads the addresses that only bridges publish.
     ReadBridges,
+    /// Reads the addresses in `EndpointSlices`.
+    ReadEndpoints,
     /// Reads the served records of all servers.
     ReadRecords,
-    /// Publishes the own address.
+    /// Publishes the address of the local server or its bridge.
     Publish,
-    /// Publishes the served record of the own server.
+    /// Publishes the served record of the local server.
     PublishRecord,
-    /// Maintains the identity Lease of the own server, if the server does not.
+    /// Maintains the identity Lease of the local server, if the server does not.
     KeepLease,
 }
 
@@ -74,9 +77,10 @@ impl Activity {
         match self {
             Self::Publish => "publish peer addresses",
             Self::Read | Self::ReadBridges => "read peer addresses",
+            Self::ReadEndpoints => "read EndpointSlices",
             Self::ReadRecords => "read served records",
             Self::PublishRecord => "publish the served record",
-            Self::KeepLease => "keep the identity Lease",
+            Self::KeepLease => "maintain the identity Lease",
         }
     }
 
@@ -91,7 +95,7 @@ impl Activity {
 
     fn is_read(self) -> bool {
         match self {
-            Self::Read | Self::ReadBridges | Self::ReadRecords => true,
+            Self::Read | Self::ReadBridges | Self::ReadEndpoints | Self::ReadRecords => true,
             Self::Publish | Self::PublishRecord | Self::KeepLease => false,
         }
     }
@@ -118,6 +122,23 @@ impl StatusReporter {
             status: watch::Sender::new(status),
             outcomes: Mutex::new(outcomes.collect()),
         }
+    }
+
+    /// Reads `EndpointSlices` too. The registry then counts as read when both have been read.
+    pub fn also_read_endpoints(&self) {
+        let mut outcomes = (self.outcomes.lock()).unwrap_or_else(PoisonError::into_inner);
+        outcomes.insert(Activity::ReadEndpoints, None);
+        self.status.send_modify(|status| {
+            status.up = false;
+            status.read = false;
+            status.kind = match status.kind {
+                "etcd" => "etcd,endpoints",
+                "leases" => "leases,endpoints",
+                "file" => "file,endpoints",
+                "memory" => "memory,endpoints",
+                kind => kind,
+            };
+        });
     }
 
     /// The status, and its changes.
@@ -223,7 +244,22 @@ mod tests {
         }
     }
 
-    /// No record is written before the own server has answered.
+    #[test]
+    fn with_endpoint_slices_both_sources_have_to_be_read() {
+        let reporter = StatusReporter::new("file", &[READ]);
+        reporter.also_read_endpoints();
+        let seen = reporter.subscribe();
+        assert_eq!(seen.borrow().kind, "file,endpoints");
+        reporter.succeeded(READ);
+        assert!(!seen.borrow().read && !seen.borrow().up);
+        reporter.failed(Activity::ReadEndpoints, "403".to_owned());
+        let expected = "the registry cannot be read: 403";
+        assert_eq!(seen.borrow().no_address(), expected);
+        reporter.succeeded(Activity::ReadEndpoints);
+        assert!(seen.borrow().read && seen.borrow().up);
+    }
+
+    /// No record is written before the local server has answered.
     #[test]
     fn a_record_that_cannot_be_written_makes_the_registry_unhealthy() {
         const RECORD: Activity = Activity::PublishRecord;

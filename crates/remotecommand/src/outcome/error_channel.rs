@@ -46,10 +46,10 @@ impl ErrorChannel {
         &self.bytes
     }
 
-    /// Decodes the result. From version 4 on, every server writes a Status, also for success,
-    /// so an end without one means that the connection was lost (client-go takes it for
-    /// success). Before version 4, success is an empty channel, and only the kind of end
-    /// distinguishes it from a lost connection.
+    /// Decodes the result. From version 4 on, every server writes a Status, also for success, so an
+    /// end without one means that the connection was lost (client-go treats it as success). Before
+    /// version 4, success is an empty channel, and only the kind of end distinguishes it from a
+    /// lost connection.
     pub fn end(self, end: ErrorChannelEnd) -> Outcome {
         let text = || String::from_utf8_lossy(&self.bytes);
         match (self.version.has_status(), self.bytes.is_empty()) {

@@ -138,7 +138,7 @@ fn earlier_versions_use_plain_text_and_an_empty_channel_for_success() {
 }
 
 #[test]
-fn an_end_without_a_status_is_no_success() {
+fn an_end_without_a_status_is_not_a_success() {
     let end = |version, bytes: &str, end| {
         let mut channel = ErrorChannel::new(version);
         channel.push(bytes.as_bytes());

@@ -13,8 +13,8 @@ type Variables<'a> = &'a [(&'a str, &'a str)];
 
 fn environment(dir: &ScratchDir, variables: Variables<'_>) -> Environment {
     Environment::of(|name| {
-        let told = variables.iter().find(|it| it.0 == name);
-        match (told, name) {
+        let value = variables.iter().find(|it| it.0 == name);
+        match (value, name) {
             (Some((_, value)), _) => Some(OsString::from(value)),
             (None, "HOME") => Some(dir.path().into()),
             _ => None,
@@ -87,7 +87,7 @@ async fn the_order_is_environment_then_profile_keys_then_process() {
         let chain = Chain::new(environment(&dir, variables), profile.map(str::to_owned));
         match (found(&chain).await, expected) {
             (Ok(found), Ok(expected)) => assert_eq!(found, expected),
-            (Err(told), Err(expected)) => assert!(told.contains(expected), "{told}"),
+            (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),
             (found, expected) => panic!("{found:?}, expected {expected:?}"),
         }
     }
@@ -121,9 +121,9 @@ async fn other_files_can_be_named_and_missing_files_are_no_error() {
     );
     assert_eq!(found(&none).await.unwrap_err(), expected);
     let absent = Chain::new(environment(&dir, &[]), Some("absent".to_owned()));
-    let told = found(&absent).await.unwrap_err();
+    let error = found(&absent).await.unwrap_err();
     let expected = format!("\"absent\": it is not in {}/credentials (no", aws.display());
-    assert!(told.contains(&expected), "{told}");
+    assert!(error.contains(&expected), "{error}");
     let named = dir.write(
         "keys",
         "[default]\naws_access_key_id=A\naws_secret_access_key=s",
@@ -138,8 +138,8 @@ async fn other_files_can_be_named_and_missing_files_are_no_error() {
     assert_eq!(chain.region().unwrap().as_deref(), Some("r"));
     std::fs::write(&named, b"\xff").unwrap();
     let chain = Chain::new(environment(&dir, &variables), None);
-    let told = found(&chain).await.unwrap_err();
-    assert!(told.contains("keys") && told.contains("UTF-8"), "{told}");
+    let error = found(&chain).await.unwrap_err();
+    assert!(error.contains("keys") && error.contains("UTF-8"), "{error}");
 }
 
 #[tokio::test]
@@ -186,13 +186,13 @@ async fn a_program_runs_once_for_all_callers_and_again_before_its_credential_exp
     let dir = ScratchDir::new();
     // An hour after NOW.
     let chain = Arc::new(counting(&dir, ",\"Expiration\":\"2015-08-30T13:36:00Z\""));
-    let asking: Vec<_> = (0..20)
+    let callers: Vec<_> = (0..20)
         .map(|_| {
             let chain = chain.clone();
             tokio::spawn(async move { chain.credentials(NOW).await.is_ok() })
         })
         .collect();
-    for one in asking {
+    for one in callers {
         assert!(one.await.unwrap());
     }
     assert_eq!(runs(&dir), 1);
@@ -208,12 +208,12 @@ async fn a_program_runs_once_for_all_callers_and_again_before_its_credential_exp
     // It fails, but the last credential is still valid.
     std::fs::write(dir.path().join("script"), "exit 1").unwrap();
     chain.credentials(NOW + 3_590).await.unwrap();
-    let told = chain
+    let error = chain
         .credentials(NOW + 3_600)
         .await
         .unwrap_err()
         .to_string();
-    assert!(told.contains("exit status: 1"), "{told}");
+    assert!(error.contains("exit status: 1"), "{error}");
 }
 
 #[tokio::test]
@@ -226,8 +226,8 @@ async fn a_credential_without_expiration_is_cached_and_an_expired_one_is_refused
     assert_eq!(runs(&dir), 1);
     let dir = ScratchDir::new();
     let chain = counting(&dir, ",\"Expiration\":\"2015-08-30T12:36:00Z\"");
-    let told = found(&chain).await.unwrap_err();
-    assert!(told.contains("expired"), "{told}");
+    let error = found(&chain).await.unwrap_err();
+    assert!(error.contains("expired"), "{error}");
 }
 
 #[test]

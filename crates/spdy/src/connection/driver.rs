@@ -51,7 +51,7 @@ pub struct Driver<T> {
 /// that the application waits for.
 struct WriteFailure {
     error: Error,
-    /// Until when further bytes have to arrive.
+    /// The time until which further bytes have to arrive.
     deadline: Pin<Box<Sleep>>,
 }
 
@@ -69,7 +69,7 @@ enum Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     Some,
-    /// Nothing now; the byte stream will wake the task.
+    /// No progress now; the byte stream will wake the task.
     None,
     /// Reading is paused while too much waits.
     Paused,
@@ -77,7 +77,7 @@ enum Progress {
     End,
 }
 
-/// How a connection ended that has not failed.
+/// Which end closed a connection that has not failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CloseInitiator {
     Remote,
@@ -281,7 +281,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Future for Driver<T> {
                 Phase::Closing { result, deadline } => {
                     let is_late = deadline.as_mut().poll(context).is_ready();
                     let result = result.clone();
-                    // Errors no longer matter: the last frame was sent, or cannot be.
+                    // Errors are ignored: the last frame was sent, or cannot be sent.
                     if !is_late {
                         let _ = ready!(this.poll_closing(context));
                     }

@@ -27,7 +27,7 @@ pub enum PingError {
     /// Too many pings are without a reply already.
     #[error("too many unanswered pings")]
     TooMany,
-    /// The connection is over.
+    /// The connection has ended.
     #[error(transparent)]
     Closed(#[from] Closed),
 }
@@ -49,10 +49,10 @@ impl Handle {
 
     /// Waits until the remote has answered a ping; returns the round-trip time.
     ///
-    /// A missing reply does not mean that the remote is dead, nor does a reply mean that
-    /// everything sent before was processed: moby/spdystream hands frames to five workers,
-    /// pings round-robin. A worker whose stream is not read answers nothing, and once 50
-    /// frames wait for it, the connection is not read any more.
+    /// A missing reply does not mean that the remote is dead, nor does a reply mean that everything
+    /// sent before was processed: moby/spdystream hands frames to five workers, pings round-robin.
+    /// A worker whose stream is not read answers no pings, and once 50 frames wait for it, the
+    /// connection is no longer read.
     pub async fn ping(&self) -> Result<Duration, PingError> {
         let (sender, receiver) = oneshot::channel();
         let start = Instant::now();
@@ -144,7 +144,7 @@ fn shut_down_if_last(shared: &Shared) {
     });
 }
 
-/// Removes a ping whose waiter is gone.
+/// Removes a ping whose caller has been cancelled.
 struct PendingPing<'a>(&'a Shared, u32);
 
 impl Drop for PendingPing<'_> {
@@ -201,7 +201,7 @@ impl fmt::Debug for Incoming {
     }
 }
 
-/// A stream that the remote wants to open. When this is dropped, it is refused.
+/// A request of the remote to open a stream. When this is dropped, it is refused.
 pub struct Request {
     shared: Arc<Shared>,
     opened: Option<IncomingStream>,

@@ -17,7 +17,7 @@
 //!
 //! # How streams and connections end
 //!
-//! | local action | what the remote sees |
+//! | local action | what the remote receives |
 //! |---|---|
 //! | [`Sender::finish`] | the end of the data, after all of it |
 //! | a [`Sender`] is dropped without it | a reset: the data may be incomplete |

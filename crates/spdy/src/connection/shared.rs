@@ -74,7 +74,8 @@ impl Shared {
         })))
     }
 
-    /// A panic under the lock is a bug elsewhere; other users can still end cleanly.
+    /// A panic under the lock is a bug of the code that panicked; other users can still end
+    /// cleanly.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,8 +92,8 @@ impl Shared {
         result
     }
 
-    /// The same, where most updates need no wake-up: the driver is woken only if there is
-    /// something to send, or if it may read again.
+    /// Updates the session, for updates that mostly need no wake-up: the driver is woken only if
+    /// the session has output, or if the driver may read again.
     pub(super) fn update_and_wake_if_needed<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let could_read = state.session.wants_input();

@@ -67,7 +67,7 @@ pub struct Sender {
 impl Sender {
     /// Waits for capacity, and queues `data`. It may be of any size and is not copied.
     ///
-    /// Cancelled while it waits, it has written nothing.
+    /// If it is cancelled while it waits, no data was written.
     pub async fn write(&mut self, data: Bytes) -> Result<(), StreamError> {
         let mut data = Some(data);
         poll_fn(|context| {
@@ -87,8 +87,8 @@ impl Sender {
         room
     }
 
-    /// Waits until nothing more can be written: the remote has reset the stream, or the
-    /// connection has ended. An application without data to write would not notice otherwise.
+    /// Waits until nothing more can be written: the remote has reset the stream, or the connection
+    /// has ended. An application without data to write would not detect that otherwise.
     pub async fn stopped(&mut self) -> StreamError {
         poll_fn(|context| {
             let mut state = self.shared.lock();
@@ -114,8 +114,8 @@ impl Sender {
             .update_and_wake_if_needed(|state| state.session.finish(self.id))
     }
 
-    /// Waits until everything that was written has been handed to the connection, or never
-    /// will be.
+    /// Waits until everything that was written has been handed to the connection, or can no longer
+    /// be.
     pub async fn flushed(&mut self) {
         poll_fn(|context| {
             let mut state = self.shared.lock();
@@ -161,7 +161,7 @@ impl Receiver {
     /// first, then the error. Kubernetes' servers end all streams of an exec with
     /// [`ResetStatus::Cancel`] after they have reported its result.
     ///
-    /// Cancelled, it has read nothing.
+    /// If it is cancelled, no data was read.
     pub async fn read(&mut self) -> Result<Option<Bytes>, StreamError> {
         poll_fn(|context| self.poll_read(context)).await
     }

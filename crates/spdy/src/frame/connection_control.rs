@@ -36,7 +36,7 @@ pub enum SettingId {
     MaxConcurrentStreams,
     /// 7: the initial window of each stream.
     InitialWindowSize,
-    /// Any other, which is ignored.
+    /// Any other setting, which is ignored.
     Other(u32),
 }
 
@@ -98,7 +98,7 @@ impl Settings {
     }
 }
 
-/// Requests a reply, or is one: then it has the id of the request. Requests of clients are
+/// Requests a reply, or is one: then it has the id of the request. Ids of clients' requests are
 /// odd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ping {

@@ -325,7 +325,8 @@ impl Session {
         self.remove_if_closed(id);
     }
 
-    /// Resets a stream if none with this id exists: the remote ignores it, but it is traffic.
+    /// Resets a stream id if no stream with it exists: the remote ignores the frame, but
+    /// middleboxes see traffic.
     pub fn send_noop_reset(&mut self, stream: StreamId) {
         if !self.streams.contains_key(&stream) {
             let status = ResetStatus::Cancel;

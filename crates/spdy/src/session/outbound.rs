@@ -21,7 +21,7 @@ impl Session {
         !self.control.is_empty() || !self.ready_streams.is_empty()
     }
 
-    /// Whether that includes data of a stream, or its end.
+    /// Whether [`Session::transmit`] would send data of a stream, or its end.
     pub fn has_data(&self) -> bool {
         // A stream that was reset may still be queued.
         let mut waiting = self
@@ -67,7 +67,7 @@ impl Session {
         }
         let is_last = stream.sending == Sending::Finishing && length == stream.outbound.bytes();
         if length == 0 && !is_last {
-            // It is scheduled again when its window grows.
+            // The stream is scheduled again when its window grows.
             return false;
         }
         send_buffer.push_head(DataHead {

@@ -59,7 +59,7 @@ impl SpdystreamModel {
         self.run_workers();
     }
 
-    /// Lets the workers go on.
+    /// Lets the workers process their queues.
     fn run_workers(&mut self) {
         for worker in 0..FRAME_WORKERS {
             while !self.lost
@@ -211,8 +211,8 @@ fn blocked_workers_do_not_make_the_remote_dead() {
                 );
                 let queued_frames = model.queued_frames();
                 let quiet = model.now - model.keepalive.last_sent;
-                // As long as one worker is known to answer at once; the other connection has
-                // one.
+                // While one worker is known to answer immediately; on the other connection
+                // there is one.
                 let keeps = workers + 1 < FRAME_WORKERS;
                 assert!(
                     !keeps || quiet <= CONFIG.interval,
@@ -554,7 +554,7 @@ fn a_loss_during_typing_is_detected_as_fast_as_in_silence() {
             assert!(model.wait(51));
             let last_received = model.keepalive.last_received;
             model.lost = true;
-            // A key shortly before a ping is due, and then now and then.
+            // A keystroke shortly before a ping is due, and occasional ones after it.
             let next = model.keepalive.next_deadline().unwrap() - model.now;
             assert!(model.wait_for(next.saturating_sub(Duration::from_millis(100 * before))));
             let mut keys = 0;

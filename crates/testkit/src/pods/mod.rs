@@ -64,7 +64,7 @@ impl Pods {
     /// The same, on a reserved port.
     #[expect(
         clippy::unused_async,
-        reason = "it needs the runtime that it listens in"
+        reason = "the listener is registered with the runtime of the caller"
     )]
     pub async fn start_at(port: ReservedPort) -> Self {
         let addr = port.addr();
@@ -116,7 +116,7 @@ impl Pods {
         self.state.lock().unwrap().spdy = upgrade;
     }
 
-    /// Cuts every stream after so many bytes following its 101.
+    /// Cuts every stream after this many bytes following its 101.
     pub fn cut_after(&self, bytes: Option<usize>) {
         self.state.lock().unwrap().cut_after = bytes;
     }

@@ -51,7 +51,7 @@ impl Process {
                 process.stdout = Box::new(reader);
                 process.stdin = Some(Box::new(tokio::io::sink()));
             }
-            // The process that `attach` finds; at a terminal it ends on this input.
+            // The process that `attach` connects to; at a terminal it ends on this input.
             [] if options.tty() => process.run("sed", &["-u", "/^bye/q"], options),
             [] => process.run("cat", &[], options),
             [program, arguments @ ..] => process.run(program, arguments, options),

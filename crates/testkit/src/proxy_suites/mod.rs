@@ -26,7 +26,7 @@ pub trait ProxyFixture: Sized {
     fn server_certificate(&self) -> Leaf;
 
     /// Signs the certificate with which the proxy authenticates to the server when it forwards
-    /// requests of users. A server that requires it sees none of the proxy's own requests.
+    /// requests of users. A server that requires it receives none of the proxy's own requests.
     fn proxy_ca(&self) -> Option<&Ca>;
 
     /// Starts the proxy in front of this server. It ends when the fixture is dropped.
@@ -175,7 +175,7 @@ macro_rules! proxy_suites {
             further_connections_are_opened_when_all_streams_are_in_use,
             requests_recover_from_a_restart_of_upstream,
             connections_closed_by_upstream_are_replaced_without_an_error,
-            a_request_in_flight_is_not_retried_when_upstream_dies,
+            a_request_in_flight_is_not_retried_when_upstream_is_killed,
             a_retried_write_has_the_same_length_and_body,
         );
         $crate::proxy_suites!(@suite $fixture, truncation,
@@ -183,7 +183,7 @@ macro_rules! proxy_suites {
             a_response_whose_connection_is_reset_never_looks_complete,
             a_response_shorter_than_its_content_length_never_looks_complete,
             a_response_delimited_by_close_is_complete_only_after_close_notify,
-            an_http_1_0_client_sees_that_a_response_was_truncated,
+            an_http_1_0_client_detects_a_truncated_response,
             a_workload_that_responds_early_gets_the_complete_body,
         );
         $crate::proxy_suites!(@suite $fixture, limits,

@@ -492,8 +492,13 @@ pub async fn a_watch_survives_goaway_and_new_requests_use_another_connection<P: 
     watch.expect(b"after").await;
     events.finish().await.unwrap();
     assert_eq!(watch.read_to_end().await.unwrap(), b"");
-    let gone = async || fixture.upstream.live_connections() == 1;
-    eventually("the old connection is closed", TEST_TIMEOUT, gone).await;
+    let old_connections_closed = async || fixture.upstream.live_connections() == 1;
+    eventually(
+        "the old connection is closed",
+        TEST_TIMEOUT,
+        old_connections_closed,
+    )
+    .await;
 }
 
 /// Goaway on every connection does not fail requests.
@@ -586,8 +591,8 @@ async fn hold_ten_requests<P: ProxyFixture>(
     }
 }
 
-/// Upstream hangs: its host is gone, or its process is stopped.
-/// Requests recover from a restart of upstream.
+/// Upstream hangs: its host is lost, or its process is stopped. Requests recover from a restart of
+/// upstream.
 pub async fn requests_recover_from_a_restart_of_upstream<P: ProxyFixture>() {
     for client in [H1, H2] {
         for upstream in [H1, H2] {
@@ -628,8 +633,8 @@ pub async fn connections_closed_by_upstream_are_replaced_without_an_error<P: Pro
     }
 }
 
-/// A request in flight is not retried when upstream dies.
-pub async fn a_request_in_flight_is_not_retried_when_upstream_dies<P: ProxyFixture>() {
+/// A request in flight is not retried when upstream is killed.
+pub async fn a_request_in_flight_is_not_retried_when_upstream_is_killed<P: ProxyFixture>() {
     for client in [H1, H2] {
         for upstream in [H1, H2] {
             let never = Arc::new(Notify::new());

@@ -1,4 +1,4 @@
-//! Ambiguous requests are rejected or forwarded in exactly one meaning. One request never becomes
+//! Ambiguous requests are rejected or forwarded with exactly one meaning. One request never becomes
 //! two.
 
 use tokio::io::AsyncWriteExt;
@@ -411,7 +411,7 @@ pub async fn http2_requests_that_http1_would_misread_are_rejected<P: ProxyFixtur
         ("CL longer than the body", with(&[("content-length", "9")]), Some("hello"), H2Outcome::Reset),
         ("CL shorter than the body", with(&[("content-length", "3")]), Some("hello"), H2Outcome::Reset),
         ("CL without a body", with(&[("content-length", "5")]), None, H2Outcome::Reset),
-        ("CL that is no number", with(&[("content-length", "+5")]), Some("hello"), H2Outcome::Reset),
+        ("CL with a plus sign", with(&[("content-length", "+5")]), Some("hello"), H2Outcome::Reset),
         ("CL twice, the same", with(&[("content-length", "5"), ("content-length", "5")]), Some("hello"), H2Outcome::Refused),
         ("CL twice, different", with(&[("content-length", "5"), ("content-length", "50")]), Some("hello"), H2Outcome::Reset),
         ("CL empty", with(&[("content-length", "")]), None, H2Outcome::Refused),

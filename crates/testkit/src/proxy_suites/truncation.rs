@@ -107,8 +107,8 @@ pub async fn a_response_delimited_by_close_is_complete_only_after_close_notify<P
     }
 }
 
-/// An HTTP/1.0 client sees that a response was truncated.
-pub async fn an_http_1_0_client_sees_that_a_response_was_truncated<P: ProxyFixture>() {
+/// An HTTP/1.0 client detects a truncated response.
+pub async fn an_http_1_0_client_detects_a_truncated_response<P: ProxyFixture>() {
     let (fixture, mut bodies) = ApiProxy::<P>::streaming(H1).await;
     let Client::H1(mut client) = fixture.client(H1).await else {
         unreachable!("the client speaks HTTP/1.1")

@@ -156,7 +156,7 @@ impl ApiServer {
     /// dropped.
     #[expect(
         clippy::unused_async,
-        reason = "it needs the runtime that it listens in"
+        reason = "the listener is registered with the runtime of the caller"
     )]
     pub async fn start(
         options: Options<'_>,
@@ -189,7 +189,7 @@ impl ApiServer {
         server
     }
 
-    /// Its address, also while it does not listen.
+    /// The address of the server, also while it does not listen.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -235,7 +235,7 @@ impl ApiServer {
         self.shared.failed_handshakes.load(Ordering::Relaxed)
     }
 
-    /// Asks the clients of all open connections to disconnect: over HTTP/2 with a graceful
+    /// Requests the clients of all open connections to disconnect: over HTTP/2 with a graceful
     /// GOAWAY, over HTTP/1.1 by closing after the current response.
     pub fn goaway(&self) {
         self.shared.goaway.send_replace(());

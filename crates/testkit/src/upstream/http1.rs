@@ -42,7 +42,7 @@ pub(super) async fn serve(tls: TlsStream<TcpStream>, mut context: ConnContext) -
                     None,
                 )
             }
-            RespondWhen::AtHead => (context.handle(entry.seen()), Some(entry)),
+            RespondWhen::AtHead => (context.handle(entry.snapshot()), Some(entry)),
         };
         if let Some(notify) = &reply.after {
             notify.notified().await;
@@ -88,7 +88,7 @@ fn request(head: &Head, context: &ConnContext) -> io::Result<RecordedRequest> {
         headers: head.headers.clone(),
         body: Bytes::new(),
         body_len: 0,
-        body_state: Body::Coming,
+        body_state: Body::Receiving,
         trailers: Vec::new(),
     })
 }
@@ -145,16 +145,16 @@ async fn respond(io: &mut Connection, reply: Reply, method: &Method, last: bool)
 /// Writes the parts as they arrive, and fails if the client disconnects before the last.
 async fn stream(io: &mut Connection, mut body: BodyStream) -> io::Result<()> {
     // Until the client sends more bytes, readability means that it has disconnected.
-    let mut is_silent = true;
+    let mut awaits_bytes = true;
     loop {
         let part = tokio::select! {
             biased;
             part = body.parts.recv() => part,
-            read = io.fill_buf(), if is_silent => {
+            read = io.fill_buf(), if awaits_bytes => {
                 if read?.is_empty() {
                     return Err(io::ErrorKind::ConnectionAborted.into());
                 }
-                is_silent = false;
+                awaits_bytes = false;
                 continue;
             }
         };

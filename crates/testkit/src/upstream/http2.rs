@@ -61,7 +61,7 @@ async fn serve_stream(
             send(respond, context.handle(request)).await
         }
         RespondWhen::AtHead => {
-            let reply = context.handle(entry.seen());
+            let reply = context.handle(entry.snapshot());
             let (read, sent) = tokio::join!(read_body(body, entry), send(respond, reply));
             read.and(sent)
         }
@@ -81,7 +81,7 @@ fn recorded(head: &http::request::Parts, context: &ConnContext) -> RecordedReque
         headers: h2io::fields(&head.headers),
         body: Bytes::new(),
         body_len: 0,
-        body_state: Body::Coming,
+        body_state: Body::Receiving,
         trailers: Vec::new(),
     }
 }

@@ -26,8 +26,8 @@ fn negotiated_alpn(tls: &TlsStream<TcpStream>) -> Option<String> {
 /// The length of the accept queue, as in tokio.
 const BACKLOG: u32 = 1024;
 
-/// Binds a socket to this address. Several sockets may be bound, and one of them listens:
-/// one that does not listen keeps the kernel from assigning the port to another socket,
+/// Binds a socket to this address. Several sockets may be bound, and one of them listens: a bound
+/// socket that does not listen keeps the kernel from assigning the port to another socket,
 /// including a client's.
 fn bind_reserved(addr: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();

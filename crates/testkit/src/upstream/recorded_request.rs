@@ -46,11 +46,11 @@ pub struct RecordedRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
     /// Not complete yet.
-    Coming,
+    Receiving,
     /// Complete.
     Complete,
     /// The client aborted it.
-    BrokenOff,
+    Aborted,
 }
 
 /// The identity in a client certificate.
@@ -145,7 +145,7 @@ impl Record {
         };
         assert!(
             tokio::time::timeout(timeout, waiting).await.is_ok(),
-            "waited {timeout:?} for requests, saw only {:#?}",
+            "waited {timeout:?} for requests, got only {:#?}",
             self.all()
         );
         self.all()
@@ -179,11 +179,11 @@ impl Entry {
             seen.trailers = trailers;
             seen.body_state = Body::Complete;
         });
-        self.seen()
+        self.snapshot()
     }
 
     /// The request as recorded so far.
-    pub(super) fn seen(&self) -> RecordedRequest {
+    pub(super) fn snapshot(&self) -> RecordedRequest {
         self.record.lock()[self.ordinal].clone()
     }
 
@@ -197,9 +197,9 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let body = self.body.split().freeze();
         self.update(|seen| {
-            if seen.body_state == Body::Coming {
+            if seen.body_state == Body::Receiving {
                 seen.body = body;
-                seen.body_state = Body::BrokenOff;
+                seen.body_state = Body::Aborted;
             }
         });
     }

@@ -70,7 +70,7 @@ impl ScriptedServer {
     /// Listens on a free port. With a `client_ca`, clients must present a certificate of it.
     #[expect(
         clippy::unused_async,
-        reason = "it needs the runtime that it listens in"
+        reason = "the listener is registered with the runtime of the caller"
     )]
     pub async fn start<F, Fut>(tls: &Leaf, client_ca: Option<&Ca>, alpn: &[&str], script: F) -> Self
     where
@@ -118,7 +118,7 @@ impl ScriptedServer {
         let reached = connections.wait_for(|seen| *seen >= count);
         assert!(
             tokio::time::timeout(TEST_TIMEOUT, reached).await.is_ok(),
-            "waited for {count} connections, saw {}",
+            "waited for {count} connections, got {}",
             self.connections()
         );
     }

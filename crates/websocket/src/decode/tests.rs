@@ -60,7 +60,7 @@ fn text(text: &'static str) -> Received {
 }
 
 #[test]
-fn the_examples_of_the_rfc() {
+fn the_examples_of_rfc_6455_are_decoded() {
     // RFC 6455, 5.7.
     let hello = vec![text("Hello")];
     assert_eq!(from_server(b"\x81\x05Hello"), (hello.clone(), None));
@@ -223,8 +223,8 @@ fn any_role() -> impl Strategy<Value = (Role, Role)> {
 /// The encoded frames, and what the other end decodes, up to the first close.
 fn write(role: Role, sends: &[Send]) -> (BytesMut, Vec<Received>) {
     let (mut encoder, mut wire, mut received) = (Encoder::new(role), BytesMut::new(), Vec::new());
-    for say in sends {
-        match say {
+    for sent in sends {
+        match sent {
             Send::Control(control) => {
                 encoder.control(control, &mut wire);
                 received.push(Received::Control(control.clone()));

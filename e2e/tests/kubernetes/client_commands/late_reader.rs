@@ -104,6 +104,6 @@ async fn read_late(mut command: Command, size: usize) -> Result<(), (usize, Stri
     if code == Some(0) && output.len() == size {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&stderr);
-    Err((output.len(), format!("exit code {code:?}: {said}")))
+    let stderr_text = String::from_utf8_lossy(&stderr);
+    Err((output.len(), format!("exit code {code:?}: {stderr_text}")))
 }

@@ -2,6 +2,7 @@
 //! servers: directly, through a bridge, and through a proxy that supports no upgrade other
 //! than WebSocket.
 
+mod completion;
 mod late_reader;
 mod targets;
 mod terminal;
@@ -59,6 +60,7 @@ async fn skewbridge_commands_behave_like_kubectl() {
                 kubectl_finds_its_plugin(&pair).await;
             }
             kubectl_completes_its_plugin(&plane, server).await;
+            completion::offers_what_kubectl_offers(&plane, server).await;
             a_pod_needs_no_kubeconfig(&plane, server).await;
         }
     }
@@ -97,7 +99,7 @@ impl CommandPair<'_> {
         it
     }
 
-    /// The output of both, which has to be equal.
+    /// The common output of both: the two outputs have to be equal.
     async fn equal_output(&self, words: &[&str], command: &[&str], stdin: &str) -> Output {
         let kubectl = run(self.kubectl(words, command), stdin).await;
         let skewbridge = match command {
@@ -129,11 +131,11 @@ async fn run(mut command: Command, stdin: &str) -> Output {
         .spawn()
         .expect("it starts");
     let mut input = child.stdin.take().unwrap();
-    let feeding = async move {
+    let writing_stdin = async move {
         // A command may exit before it has read its input.
         let _ = input.write_all(stdin.as_bytes()).await;
     };
-    let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
+    let both = async { tokio::join!(writing_stdin, child.wait_with_output()).1 };
     let output = tokio::time::timeout(COMMAND_TIMEOUT, both).await;
     let output = output.expect("it hangs").unwrap();
     Output {
@@ -288,24 +290,24 @@ async fn ports_are_forwarded(mut command: Command, target: SocketAddr) {
     let (address, remote) = address.split_once(" -> ").expect(&line);
     assert_eq!(remote, target.port().to_string());
     let address: SocketAddr = address.parse().unwrap();
-    let mut talks = JoinSet::new();
+    let mut exchanges = JoinSet::new();
     for number in 0..8u8 {
-        talks.spawn(async move {
+        exchanges.spawn(async move {
             let mut connection = TcpStream::connect(address).await.unwrap();
             let sent = vec![b'a' + number; 100_000];
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             let (mut reader, mut writer) = connection.split();
             let writing = async {
                 writer.write_all(&sent).await?;
                 writer.shutdown().await
             };
-            let both = async { tokio::try_join!(writing, reader.read_to_end(&mut heard)) };
-            let talked = tokio::time::timeout(COMMAND_TIMEOUT, both).await;
-            talked.expect("an echo in time").unwrap();
-            assert!(heard == sent, "{} bytes", heard.len());
+            let both = async { tokio::try_join!(writing, reader.read_to_end(&mut received)) };
+            let result = tokio::time::timeout(COMMAND_TIMEOUT, both).await;
+            result.expect("an echo in time").unwrap();
+            assert!(received == sent, "{} bytes", received.len());
         });
     }
-    talks.join_all().await;
+    exchanges.join_all().await;
     for _ in 0..8 {
         let line = forward.line().await;
         assert!(line.starts_with("Handling connection for "), "{line}");
@@ -410,21 +412,21 @@ async fn a_forwarded_port_survives_a_restart_of_the_server() {
     let line = forward.line().await;
     let address = line.strip_prefix("Forwarding from ").expect(&line);
     let address: SocketAddr = address.split_once(" -> ").expect(&line).0.parse().unwrap();
-    let talk = async |word: &[u8]| {
+    let exchange = async |word: &[u8]| {
         let mut connection = TcpStream::connect(address).await.unwrap();
         // A connection that is cut early fails.
         let _ = connection.write_all(word).await;
         let _ = connection.shutdown().await;
-        let mut heard = Vec::new();
-        let _ = connection.read_to_end(&mut heard).await;
-        heard
+        let mut received = Vec::new();
+        let _ = connection.read_to_end(&mut received).await;
+        received
     };
-    assert_eq!(talk(b"before").await, b"before");
+    assert_eq!(exchange(b"before").await, b"before");
     plane.stop_server(0, "KILL");
     plane.start_server(0);
     // A connection that is opened too early may only be cut.
     eventually("an echo again", RESTART_TIMEOUT, async || {
-        talk(b"after").await == b"after"
+        exchange(b"after").await == b"after"
     })
     .await;
 }

@@ -179,15 +179,15 @@ async fn a_forwarded_port_reaches_the_pod(pair: &CommandPair<'_>) {
     let line = forward.line().await;
     assert!(line.starts_with("Forwarding from unix:"), "{line}");
     let mut connection = UnixStream::connect(&socket).await.unwrap();
-    let talk = async {
+    let exchange = async {
         connection.write_all(b"by a socket").await?;
         connection.shutdown().await?;
-        let mut heard = String::new();
-        connection.read_to_string(&mut heard).await?;
-        std::io::Result::Ok(heard)
+        let mut received = String::new();
+        connection.read_to_string(&mut received).await?;
+        std::io::Result::Ok(received)
     };
-    let heard = tokio::time::timeout(COMMAND_TIMEOUT, talk).await;
-    assert_eq!(heard.expect("an echo in time").unwrap(), "by a socket");
+    let received = tokio::time::timeout(COMMAND_TIMEOUT, exchange).await;
+    assert_eq!(received.expect("an echo in time").unwrap(), "by a socket");
     let line = forward.line().await;
     assert!(line.starts_with("Handling connection for unix:"), "{line}");
     forward.end().await;

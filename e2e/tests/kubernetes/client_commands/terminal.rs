@@ -58,7 +58,7 @@ async fn run_shell(version: &str, via: Via) {
     tmux.types("clear; echo sane $(stty -a | tr ' ' '\\n' | grep -cx -e icanon -e echo -e isig)\r")
         .await;
     tmux.wait_until_shown("sane 3").await;
-    // Once more, and the server is killed during the session.
+    // A second session, during which the server is killed.
     let [before, after] = ["before", "after"].map(|name| plane.file(name, ""));
     tmux.types(&format!("clear; stty -a > {before}\r")).await;
     tmux.wait_until_hidden("sane 3").await;

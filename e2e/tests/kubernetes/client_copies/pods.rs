@@ -50,13 +50,16 @@ impl OtherPods {
         fs::write(from.join("small"), "small").unwrap();
         fs::set_permissions(from.join("small"), fs::Permissions::from_mode(0o750)).unwrap();
         symlink("a/b/large", from.join("link")).unwrap();
-        let (here, there) = (Node::POD, format!("{SIMILAR_NAMESPACE}/{}", Node::POD));
+        let (first_pod, similar_pod) = (Node::POD, format!("{SIMILAR_NAMESPACE}/{}", Node::POD));
         let rows = [
-            (format!("{here}:from"), format!("{there}:to")),
-            (format!("{there}:to"), format!("{here}:back")),
-            (format!("{there}:to/small"), format!("{here}:back/other")),
+            (format!("{first_pod}:from"), format!("{similar_pod}:to")),
+            (format!("{similar_pod}:to"), format!("{first_pod}:back")),
+            (
+                format!("{similar_pod}:to/small"),
+                format!("{first_pod}:back/other"),
+            ),
             // Within one pod.
-            (format!("{here}:from"), format!("{here}:again")),
+            (format!("{first_pod}:from"), format!("{first_pod}:again")),
         ];
         for (from, to) in &rows {
             way.cp_ok(&[from, to]).await;
@@ -64,11 +67,11 @@ impl OtherPods {
         let other = way.in_pod("back/other");
         assert!(same_content(&other, &from.join("small")));
         fs::remove_file(other).unwrap();
-        let there = self.like.directory.join("to");
-        for to in [&there, &way.in_pod("back"), &way.in_pod("again")] {
+        let copied_tree = self.like.directory.join("to");
+        for to in [&copied_tree, &way.in_pod("back"), &way.in_pod("again")] {
             assert_eq!(listing(to), listing(&from), "{}", to.display());
         }
-        fs::remove_dir_all(there).unwrap();
+        fs::remove_dir_all(copied_tree).unwrap();
         assert_eq!(fs::read_dir(&self.like.directory).unwrap().count(), 0);
         way.assert_no_leftovers();
         way.remove_all_files();
@@ -79,10 +82,10 @@ impl OtherPods {
         let original = scratch.path().join("file");
         write_noise(&original, 2 * HALF_FILE_BYTES);
         let remote = format!("{NO_TAR_NAMESPACE}/{}:file", Node::POD);
-        let there = self.bare.directory.join("file");
+        let remote_file = self.bare.directory.join("file");
         let local = original.display().to_string();
         way.cp_ok(&[&local, &remote]).await;
-        assert!(same_content(&original, &there), "to the pod");
+        assert!(same_content(&original, &remote_file), "to the pod");
 
         let back = scratch.path().join("back");
         way.cutting.cut_after(HALF_FILE_BYTES);
@@ -92,7 +95,7 @@ impl OtherPods {
         for expected in ["there is no tar in the container", "resuming at byte"] {
             assert!(output.stderr.contains(expected), "{output:?}");
         }
-        assert!(same_content(&there, &back), "from the pod");
+        assert!(same_content(&remote_file, &back), "from the pod");
 
         // A tree needs tar.
         let tree = scratch.path().display().to_string();
@@ -100,7 +103,7 @@ impl OtherPods {
         assert_eq!(output.code, Some(1), "{output:?}");
         let expected = "there is no tar in the container";
         assert!(output.stderr.contains(expected), "{output:?}");
-        fs::remove_file(there).unwrap();
+        fs::remove_file(remote_file).unwrap();
         let left: Vec<_> = fs::read_dir(&self.bare.directory).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
     }

@@ -81,7 +81,7 @@ impl<'a> Kubelet<'a> {
         let plane = &self.both.plane;
         let at = path(namespace, pod);
         let mut raw = plane.http_client(0, Via::Server, Protocol::H2);
-        eventually("the pod is to end", COMMAND_TIMEOUT, async || {
+        eventually("the pod is terminating", COMMAND_TIMEOUT, async || {
             let answer = raw.send(&Request::get(&at)).await.unwrap();
             let pod: Value = serde_json::from_slice(&answer.body).unwrap();
             pod["metadata"]["deletionTimestamp"].is_string()

@@ -37,15 +37,15 @@ fn available_versions(releases: &[&str]) -> Vec<String> {
     let found: Vec<_> = versions().into_iter().filter(of_these).collect();
     assert!(
         has_custom_control_planes() || found.len() == releases.len(),
-        "only {found:?} of {releases:?} are there to be compared with"
+        "only {found:?} of {releases:?} are available for the comparison"
     );
     if found.is_empty() {
-        println!("left out: it needs a server of one of {releases:?}");
+        println!("skipped: it needs a server of one of {releases:?}");
     }
     found
 }
 
-/// Real servers over one store with the other parts of a cluster, and a playground.
+/// Real servers over one etcd with the other components of a cluster, and a playground.
 struct PlaygroundAndReal {
     plane: ControlPlane,
     playground: Playground,

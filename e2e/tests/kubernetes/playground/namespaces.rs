@@ -37,7 +37,7 @@ pub(super) async fn run_scenario(target: &Target<'_>, kubelet: Option<&Kubelet<'
         }
     };
     let (deleted, (), meanwhile) = join!(target.step(ns, &delete, ""), node, async {
-        eventually("the namespace ends", COMMAND_TIMEOUT, async || {
+        eventually("the namespace is deleted", COMMAND_TIMEOUT, async || {
             let shown = target.output(ns, &get, "").await;
             shown.stdout.contains("Terminating")
         })

@@ -24,8 +24,8 @@ const POD: &str = "web";
 const PING: &[u8] = b"ping";
 const PONG: &[u8] = b"pong";
 
-/// It listens, and then logs the same text as every container of the fake kubelet: after
-/// this log line it accepts connections. Debian includes Perl.
+/// A pod with a Perl script (Debian includes Perl), which listens and then logs the same text as
+/// every container of the fake kubelet: after this log line it accepts connections.
 fn manifest(port: u16) -> String {
     let listen = format!(
         "$s=IO::Socket::INET->new(Listen=>9,LocalAddr=>\"127.0.0.1\",LocalPort=>{port},\

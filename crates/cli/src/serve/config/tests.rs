@@ -116,6 +116,7 @@ fn every_flag_reaches_the_config() {
         "--http2-max-streams-per-connection=0".into(),
         "--idle-timeout=1.5h".into(),
         "--admin-address=[::1]:0".into(),
+        "--admin-secure-address=[fd00::2]:10271".into(),
         "-v=4".into(),
         "--log-format=json".into(),
         "--worker-threads=3".into(),
@@ -226,7 +227,7 @@ fn the_controlplane_egress_is_used_and_other_proxies_cause_warnings() {
     let through_tls = Egress::HttpConnect(ProxyTransport::Tls {
         host: "k".into(),
         port: 8131,
-        server_name: parse::server_name("k").unwrap(),
+        server_name: flag_values::server_name("k").unwrap(),
         ca: ca.into(),
         key_pair: KeyPairFiles {
             cert: crt.into(),
@@ -367,6 +368,205 @@ fn two_listeners_do_not_share_a_port() {
     assert_eq!(problems.0.len(), 1, "{problems}");
     let apart = ["--bind-address=127.0.0.2".into(), flags[0].clone()];
     assert!(files.parse(&apart).is_ok());
+
+    let front_proxy = [
+        format!("--proxy-client-cert-file={}", files.path("tls.crt")),
+        format!("--proxy-client-key-file={}", files.path("tls.key")),
+    ];
+    for (secure, users) in [
+        ("10.0.0.11:6443", &["--secure-port"][..]),
+        ("0.0.0.0:10270", &["--admin-address"]),
+        ("10.0.0.11:10270", &[]),
+        ("[::]:10271", &[]),
+    ] {
+        let mut flags = front_proxy.to_vec();
+        flags.push(format!("--admin-secure-address={secure}"));
+        let expected: Vec<_> = (users.iter())
+            .map(|it| {
+                format!("--admin-secure-address: {secure} is used by {it}; choose another port")
+            })
+            .collect();
+        let problems = files.parse(&flags).err().map(|it| messages(&it.0));
+        assert_eq!(problems.unwrap_or_default(), expected);
+    }
+}
+
+#[test]
+fn the_secure_admin_port_needs_a_certificate_to_ask_kube_apiserver_with() {
+    let files = Files::new();
+    let flags = ["--admin-secure-address=0.0.0.0:10271".into()];
+    let problems = files.parse(&flags).unwrap_err();
+    let [problem] = messages(&problems.0).try_into().unwrap();
+    assert!(
+        problem.starts_with("--admin-secure-address: needs --proxy-client-cert-file"),
+        "{problem}"
+    );
+}
+
+#[test]
+fn requests_are_spread_over_all_values_of_upstream() {
+    let files = Files::new();
+    let flags = [
+        "--upstream=https://a.example".into(),
+        "--upstream=https://b.example:7443,https://[fd00::1]".into(),
+    ];
+    let (config, warnings) = files.parse(&flags).unwrap();
+    let servers = config.upstream.servers();
+    let servers: Vec<_> = (servers.iter())
+        .map(|it| (it.authority(), it.server_name.to_str().into_owned()))
+        .collect();
+    let expected = [
+        ("a.example:6443", "a.example"),
+        ("b.example:7443", "b.example"),
+        ("[fd00::1]:6443", "fd00::1"),
+    ];
+    assert_eq!(servers, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+    assert_eq!(
+        messages(&warnings),
+        [
+            "--upstream: has several values without --proxy-client-cert-file, \
+          --requestheader-client-ca-file: requests are spread without regard to what each \
+          kube-apiserver serves; set --proxy-client-cert-file, --requestheader-client-ca-file"
+        ]
+    );
+    let named = [&flags[..], &["--upstream-server-name=kubernetes".into()]].concat();
+    let servers = files.parse(&named).unwrap().0.upstream.servers();
+    assert!(
+        servers
+            .iter()
+            .all(|it| it.server_name.to_str() == "kubernetes")
+    );
+}
+
+#[test]
+fn several_upstreams_need_no_registry_and_differ() {
+    let files = Files::new();
+    let many = |last: &str, flag: &str| {
+        let flags = ["--upstream=https://a", last, flag].map(str::to_owned);
+        messages(&files.parse(&flags).unwrap_err().0)
+    };
+    for flag in [
+        "--peer-registry=endpoints-unknown",
+        "--peer-registry=etcd",
+        "--peer-cidrs=10.0.0.0/8",
+        "--peer-advertise-ip=10.0.0.1",
+        "--peer-advertise-port=7443",
+        "--apiserver-identity=apiserver-a",
+        "--etcd-servers=http://127.0.0.1:2379",
+    ] {
+        let name = flag.split('=').next().unwrap();
+        let problems = many("--upstream=https://b", flag);
+        assert!(
+            problems.iter().all(|it| it.starts_with(name)),
+            "{problems:?}"
+        );
+        assert!(!problems.is_empty(), "{flag}");
+    }
+    let twice = many("--upstream=https://a:6443", "--v=0");
+    assert_eq!(twice, ["--upstream: a:6443 is given twice"]);
+    let insecure = many("--upstream=http://b", "--v=0");
+    assert!(
+        insecure[0].starts_with("--upstream: \"http://b\" is not https"),
+        "{insecure:?}"
+    );
+    let all: Vec<_> = (0..40)
+        .map(|it| format!("--upstream=https://h{it}"))
+        .collect();
+    let problems = files.parse(&all).unwrap_err();
+    assert_eq!(
+        messages(&problems.0),
+        ["--upstream: has 40 values; 32 are supported"]
+    );
+}
+
+#[test]
+fn upstream_endpoints_alone_begins_with_the_service_in_a_pod() {
+    let files = Files::new();
+    let flag = |text: &str| text.to_owned();
+    let front_proxy = [
+        format!("--proxy-client-cert-file={}", files.path("tls.crt")),
+        format!("--proxy-client-key-file={}", files.path("tls.key")),
+    ];
+    let in_pod = |host, port| {
+        [
+            ("KUBERNETES_SERVICE_HOST", host),
+            ("KUBERNETES_SERVICE_PORT", port),
+        ]
+    };
+    for (variables, expected) in [
+        (in_pod("10.96.0.1", "443"), Some(("10.96.0.1", 443))),
+        (in_pod("fd00::1", "6443"), Some(("fd00::1", 6443))),
+        (in_pod("", "443"), None),
+        (in_pod("10.96.0.1", ""), None),
+        (in_pod("10.96.0.1", "none"), None),
+    ] {
+        let flags = [&[flag("--upstream=endpoints")], &front_proxy[..]].concat();
+        match (files.parse_in(&variables, &flags), expected) {
+            (Ok((config, _)), Some((host, port))) => {
+                let upstream = config.upstream;
+                assert_eq!((&*upstream.host, upstream.port), (host, port));
+                assert!(upstream.others.is_empty());
+                assert_eq!(upstream.server_name.to_str(), "kubernetes.default.svc");
+                assert!(upstream.endpoints.is_some());
+            }
+            (Err(problems), None) => {
+                let all = messages(&problems.0);
+                assert!(all[0].contains("also needs the URL"), "{all:?}");
+            }
+            (parsed, _) => panic!("{variables:?} {parsed:?}"),
+        }
+    }
+    // The environment does not change what a URL means.
+    let variables = in_pod("10.96.0.1", "443");
+    for value in ["https://a", "https://a,endpoints"] {
+        let flags = [&[format!("--upstream={value}")], &front_proxy[..]].concat();
+        let upstream = files.parse_in(&variables, &flags).unwrap().0.upstream;
+        assert_eq!(upstream.host, "a");
+        assert!(upstream.others.is_empty());
+    }
+    assert!(files.parse_in(&variables, &[flag("--upstream=")]).is_err());
+}
+
+#[test]
+fn upstream_endpoints_needs_a_url_to_begin_with() {
+    let files = Files::new();
+    let parse = |flags: &[String]| files.parse(flags);
+    let front_proxy = [
+        format!("--proxy-client-cert-file={}", files.path("tls.crt")),
+        format!("--proxy-client-key-file={}", files.path("tls.key")),
+    ];
+    for (flag, count) in [
+        ("--upstream=https://a,endpoints", 1),
+        ("--upstream=endpoints,https://a,https://b", 2),
+    ] {
+        let flags = [&[flag.to_owned()], &front_proxy[..]].concat();
+        let upstream = parse(&flags).unwrap().0.upstream;
+        assert_eq!(upstream.servers().len(), count);
+        assert!(upstream.is_balanced());
+        let name = upstream.endpoints.unwrap();
+        assert_eq!(name.to_str(), "kubernetes.default.svc");
+        let named = [&flags[..], &["--upstream-server-name=k".to_owned()]].concat();
+        let upstream = parse(&named).unwrap().0.upstream;
+        assert_eq!(upstream.endpoints.unwrap().to_str(), "k");
+    }
+    let rows = [
+        (
+            "--upstream=endpoints",
+            "--upstream: endpoints also needs the URL of a kube-apiserver through which the \
+             EndpointSlices are read first: --upstream=https://HOST[:PORT],endpoints; in a pod \
+             the Service of KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT is used, which are \
+             not set",
+        ),
+        (
+            "--upstream=https://a,endpoints",
+            "--upstream: endpoints needs --proxy-client-cert-file and --proxy-client-key-file: the \
+             bridge reads the EndpointSlices as --bridge-user",
+        ),
+    ];
+    for (flag, expected) in rows {
+        let problems = parse(&[flag.to_owned()]).unwrap_err();
+        assert_eq!(messages(&problems.0), [expected]);
+    }
 }
 
 #[test]
@@ -480,20 +680,105 @@ impl Files {
 
     /// Parses the required flags, followed by these.
     fn parse(&self, flags: &[String]) -> Result<(Config, Vec<Warning>), Problems> {
+        self.parse_in(&[], flags)
+    }
+
+    /// The same with these variables of the environment.
+    fn parse_in(
+        &self,
+        variables: &[(&str, &str)],
+        flags: &[String],
+    ) -> Result<(Config, Vec<Warning>), Problems> {
+        let has_upstream = flags.iter().any(|it| it.starts_with("--upstream="));
+        let upstream = (!has_upstream).then(|| "--upstream=https://kube.example".to_owned());
         let required = [
             "serve".to_owned(),
-            "--upstream=https://kube.example".into(),
             format!("--upstream-ca-file={}", self.path("other.crt")),
             format!("--tls-cert-file={}", self.path("tls.crt")),
             format!("--tls-private-key-file={}", self.path("tls.key")),
         ];
-        let line = Line::try_parse_from(required.iter().chain(flags)).unwrap();
-        config(&line.flags)
+        let line = required.iter().chain(&upstream).chain(flags);
+        let line = Line::try_parse_from(line).unwrap();
+        let service = kubernetes_service(|name| {
+            let variable = variables.iter().find(|(it, _)| *it == name);
+            variable.map(|(_, value)| (*value).to_owned())
+        });
+        config(&line.flags, service)
     }
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn address_sources_are_one_registry_and_endpoints() {
+    let file = |path: &str| RegistryKind::File(path.into());
+    let table = [
+        ("etcd", Ok((RegistryKind::Etcd, false))),
+        ("leases", Ok((RegistryKind::Leases, false))),
+        ("file:/a", Ok((file("/a"), false))),
+        ("file:/a,b.yaml", Ok((file("/a,b.yaml"), false))),
+        ("endpoints", Ok((RegistryKind::None, true))),
+        ("etcd,endpoints", Ok((RegistryKind::Etcd, true))),
+        ("endpoints, leases", Ok((RegistryKind::Leases, true))),
+        ("file:/a,endpoints", Ok((file("/a"), true))),
+        (
+            "",
+            Err("\"\" is not one of etcd, leases, file:PATH, endpoints"),
+        ),
+        ("etcd,", Err("\"\" is not one of")),
+        ("file:", Err("\"file:\" is not one of")),
+        ("etcd,consul", Err("\"consul\" is not one of")),
+        ("etcd,etcd", Err("\"etcd,etcd\" has etcd twice")),
+        (
+            "endpoints,endpoints",
+            Err("\"endpoints,endpoints\" has endpoints twice"),
+        ),
+        (
+            "etcd,leases",
+            Err("\"etcd,leases\" has etcd and leases: a bridge publishes"),
+        ),
+        (
+            "file:/a,leases",
+            Err("\"file:/a,leases\" has file:/a and leases"),
+        ),
+        (
+            "file:/a,file:/a",
+            Err("\"file:/a,file:/a\" has file:/a twice"),
+        ),
+    ];
+    for (text, expected) in table {
+        match (super::address_sources(text), expected) {
+            (Ok(sources), Ok((registry, endpoints))) => {
+                assert_eq!(
+                    (sources.registry, sources.endpoints),
+                    (registry, endpoints),
+                    "{text}"
+                );
+            }
+            (Err(error), Err(start)) => assert!(error.starts_with(start), "{text}: {error}"),
+            (found, _) => panic!("{text}: {found:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_watched_release_is_one_whose_apis_are_known() {
+    let files = Files::new();
+    let parse = |flags: &[String]| files.parse(flags);
+    let (config, _) = parse(&[]).unwrap();
+    assert_eq!(config.admin.watch_target, None);
+    let (config, _) = parse(&["--watch-target=v1.36.4".into()]).unwrap();
+    assert_eq!(config.admin.watch_target.unwrap().to_string(), "1.36");
+    for (value, expected) in [
+        ("1.5", "--watch-target: the APIs of 1.5 are not known"),
+        ("new", "--watch-target: \"new\" is not a minor version"),
+    ] {
+        let problems = parse(&[format!("--watch-target={value}")]).unwrap_err();
+        let [problem] = messages(&problems.0).try_into().unwrap();
+        assert!(problem.starts_with(expected), "{problem}");
     }
 }

@@ -196,7 +196,7 @@ fn escaping_names_are_rejected_and_nothing_is_written_outside() {
         ),
         ("case", Archive::of_top().file("TOP/x", b"x"), "not below"),
         (
-            "through a symlink that it made",
+            "through a symlink of the archive",
             Archive::of_top()
                 .link(Kind::Symlink, "top/link", "inside")
                 .file("top/link/file", b"x"),
@@ -217,7 +217,7 @@ fn escaping_names_are_rejected_and_nothing_is_written_outside() {
             "not followed",
         ),
         (
-            "through a symlink that was there",
+            "through an existing symlink",
             Archive::of_top().file("top/was/file", b"x"),
             "not followed",
         ),
@@ -427,5 +427,10 @@ fn an_existing_device_is_not_replaced() {
     let error = extract(&pipe, &archive, &Options::default())
         .result
         .unwrap_err();
-    assert!(error.to_string().contains("it is no file"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("the target is not a regular file"),
+        "{error}"
+    );
 }

@@ -1,10 +1,10 @@
 //! A tar reader and writer without I/O: bytes in, events out; entries in, bytes out.
 //!
 //! The reader supports what tar programs of containers write: ustar (POSIX.1-1988), pax
-//! (POSIX.1-2001), and GNU's long names, long links and large numbers. The writer uses ustar
-//! with GNU's extensions where a name or a number does not fit, which busybox reads too (it
-//! ignores pax). Sparse files and multi-volume archives are rejected explicitly: taking their
-//! maps for contents would write wrong files.
+//! (POSIX.1-2001), and GNU's long names, long links and large numbers. The writer uses ustar with
+//! GNU's extensions where a name or a number does not fit, which busybox reads too (it ignores
+//! pax). Sparse files and multi-volume archives are rejected explicitly: a reader that treats their
+//! maps as contents would write wrong files.
 //!
 //! ```
 //! use skewbridge_client::copy::tar::{self, Entry, Event, Kind, Reader};
@@ -148,7 +148,9 @@ pub enum Violation {
     #[error("the archive has contents for a {0}")]
     Contents(Kind),
     /// A tar feature that is not supported.
-    #[error("the archive has {0}, which cannot be copied; is there another tar in the container?")]
+    #[error(
+        "the archive has {0}, which cannot be copied; use another tar program in the container"
+    )]
     Unsupported(&'static str),
     /// An unknown entry type.
     #[error("the archive has an entry of the unknown type {:?}", char::from(*.0))]

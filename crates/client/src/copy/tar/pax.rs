@@ -15,7 +15,7 @@ impl Records {
     /// Parses the records of one file. Other keys (owner names, attributes) are ignored.
     pub(super) fn read(records: &[u8]) -> Result<Self, Violation> {
         let mut parsed = Self::default();
-        each(records, |key, value| {
+        for_each_record(records, |key, value| {
             // An empty value removes an earlier one.
             let value = (!value.is_empty()).then_some(value);
             match key {
@@ -33,10 +33,10 @@ impl Records {
         Ok(parsed)
     }
 
-    /// Checks global records, which may only be comments. A name or a size for all files makes
-    /// no sense, and programs that ignore it would read another archive than those that do not.
+    /// Checks global records, which may only be comments. A name or a size for all files makes no
+    /// sense, and programs that ignore such a record read the archive differently.
     pub(super) fn read_global(records: &[u8]) -> Result<(), Violation> {
-        each(records, |key, _| match key {
+        for_each_record(records, |key, _| match key {
             b"path" | b"linkpath" | b"size" => {
                 Err(Violation::Unsupported("a name or size for all entries"))
             }
@@ -45,7 +45,7 @@ impl Records {
     }
 }
 
-fn each(
+fn for_each_record(
     mut rest: &[u8],
     mut on_record: impl FnMut(&[u8], &[u8]) -> Result<(), Violation>,
 ) -> Result<(), Violation> {

@@ -9,7 +9,7 @@ use super::{BLOCK_BYTES, Entry, Kind, MAX_NAME_BYTES, MAX_PAX_BYTES, Violation};
 pub enum Event<'a> {
     /// A file begins. Its content follows, if it has any.
     Entry(Entry),
-    /// Some of its content: never empty, never more than its size.
+    /// A part of its content: never empty, never more than its size.
     Data(&'a [u8]),
     /// The archive is complete.
     End,
@@ -34,7 +34,7 @@ pub struct Reader {
     offset: u64,
     /// The blocks of the current header, its extensions first.
     header: Vec<u8>,
-    /// What the extensions say about the next entry.
+    /// The fields of the next entry that the extensions set.
     extensions: Extensions,
     /// Whether the previous block was the first of the two zero blocks that end an archive.
     zero: bool,
@@ -68,7 +68,7 @@ struct Extensions {
     name: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     records: Records,
-    /// Whether there was any.
+    /// Whether the entry has extensions.
     any: bool,
 }
 
@@ -125,7 +125,7 @@ impl Reader {
                     self.state = State::Padding(left - taken);
                 }
                 State::Ended => {
-                    // Programs fill up their last record.
+                    // tar programs pad their last record with zeros.
                     self.offset += input.len() as u64;
                     *input = &[];
                     return Ok(None);

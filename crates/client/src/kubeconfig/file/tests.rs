@@ -114,15 +114,15 @@ fn missing_entries_are_named() {
     let rows = [
         (
             "prod",
-            "context \"prod\" does not exist in /home/me/.kube/config; there is: dev, lost, nobody, stranger",
+            "context \"prod\" does not exist in /home/me/.kube/config; available: dev, lost, nobody, stranger",
         ),
         (
             "lost",
-            "cluster \"nowhere\" does not exist in /home/me/.kube/config; there is: here, there",
+            "cluster \"nowhere\" does not exist in /home/me/.kube/config; available: here, there",
         ),
         (
             "stranger",
-            "user \"who\" does not exist in /home/me/.kube/config; there is: me",
+            "user \"who\" does not exist in /home/me/.kube/config; available: me",
         ),
     ];
     for (context, expected) in rows {
@@ -132,7 +132,7 @@ fn missing_entries_are_named() {
     let null_as_default = parse("contexts: [{name: a}]").unwrap();
     assert_eq!(
         null_as_default.target(None).unwrap_err().to_string(),
-        "current-context is not set in /home/me/.kube/config; give --context; there is: a"
+        "current-context is not set in /home/me/.kube/config; give --context; available: a"
     );
 }
 

@@ -52,7 +52,7 @@ impl PortStream {
                     ErrorEnd::Clean | ErrorEnd::Reset => Ok(()),
                     ErrorEnd::Lost => Err(io::Error::new(
                         io::ErrorKind::ConnectionAborted,
-                        "the connection to the pod was lost before all was sent",
+                        "the connection to the pod was lost before all data was sent",
                     )),
                 }
             });
@@ -91,7 +91,7 @@ impl PortStream {
 enum SendEnd {
     /// The local side has sent its last byte, which is on its way.
     LocalEof,
-    /// The pod accepts no more data. Its reason comes in the other direction.
+    /// The pod accepts no more data. The other direction carries the reason.
     RemoteClosed,
 }
 
@@ -107,7 +107,7 @@ async fn copy_to_pod(
         }
         buffer.reserve(WRITE_CHUNK_BYTES);
         if from.read_buf(&mut buffer).await? == 0 {
-            // A stream that the remote end has closed needs no end.
+            // A stream that the remote end has closed needs no end-of-file.
             let _ = sender.finish();
             return Ok(SendEnd::LocalEof);
         }

@@ -197,7 +197,7 @@ impl PortForwarder {
         let mut close_reason = self.close_reason.clone();
         let cause = close_reason.wait_for(Option::is_some).await;
         let cause = cause.ok().and_then(|cause| cause.clone());
-        cause.unwrap_or_else(|| "it was dropped".to_owned())
+        cause.unwrap_or_else(|| "the connection was dropped".to_owned())
     }
 
     /// Whether the connection to the pod has ended.
@@ -205,7 +205,7 @@ impl PortForwarder {
         self.close_reason.borrow().is_some()
     }
 
-    /// Whether data from any port has come over this connection.
+    /// Whether data from any port has arrived over this connection.
     pub fn has_received_data(&self) -> bool {
         self.open.has_received_data()
     }
@@ -258,8 +258,8 @@ impl Drop for PortForwarder {
 
 /// Drives all streams of the connection; returns why it ended.
 ///
-/// If the pod ignores flow-control windows, a local program that does not read keeps us from
-/// reading the connection. Answers to pings are not read then, so their absence does not count
+/// If the pod ignores flow-control windows, a local program that does not read keeps the client
+/// from reading the connection. Answers to pings are not read then, so their absence does not count
 /// as silence of the pod.
 async fn drive<T>(driver: Driver<T>, pings: SpdyPinger) -> String
 where

@@ -71,12 +71,12 @@ pub(super) enum ErrorEnd {
 #[derive(Debug, Default)]
 pub(super) struct StreamSet {
     open: AtomicUsize,
-    /// Whether data has come for any of them.
+    /// Whether data has arrived for any of them.
     received: AtomicBool,
 }
 
 impl StreamSet {
-    /// Whether data has come for any stream.
+    /// Whether data has arrived for any stream.
     pub(super) fn has_received_data(&self) -> bool {
         self.received.load(Ordering::Relaxed)
     }
@@ -98,7 +98,7 @@ impl StreamGuard {
         self.0.open.load(Ordering::Relaxed) > 1
     }
 
-    /// Records that data has come.
+    /// Records that data has arrived.
     pub(super) fn mark_received(&self) {
         self.0.received.store(true, Ordering::Relaxed);
     }
@@ -253,7 +253,8 @@ impl AsyncWrite for PortStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // A stream that the remote end has closed, or that was finished before, needs no end.
+        // A stream that the remote end has closed, or that was finished before, needs no
+        // end-of-file.
         let _ = self.get_mut().sender.finish();
         Poll::Ready(Ok(()))
     }

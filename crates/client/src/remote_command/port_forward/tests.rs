@@ -111,7 +111,10 @@ async fn a_local_program_that_does_not_read_is_waited_for() {
     let flooding = flood(pair);
     sleep(HOUR).await;
     assert!(!forwarder.is_closed());
-    assert!(forwarder.handle.is_read_paused(), "nothing kept it waiting");
+    assert!(
+        forwarder.handle.is_read_paused(),
+        "the forwarding ended although the local program does not read"
+    );
     let mut received = Vec::new();
     local.read_to_end(&mut received).await.unwrap();
     assert_eq!(received.len(), FLOOD_BYTES);

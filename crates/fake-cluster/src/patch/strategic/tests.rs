@@ -13,7 +13,7 @@ fn pod(containers: Value) -> Value {
 /// `strategicpatch` (1.36), except for nulls, which it leaves to the decoder.
 #[test]
 #[allow(clippy::too_many_lines)] // a table
-fn lists_are_merged_as_the_api_says() {
+fn lists_are_merged_by_their_type_in_the_api() {
     let rows = [
         (
             "a container by its name",
@@ -22,7 +22,7 @@ fn lists_are_merged_as_the_api_says() {
             pod(json!([{"name": "a", "image": "1"}, {"name": "b", "image": "2"}])),
         ),
         (
-            "a new container, before one that only the server knows",
+            "a new container, before one that only the server has",
             pod(json!([{"name": "a"}])),
             pod(json!([{"name": "b", "image": null, "env": [{"name": "x", "value": "1"}]}])),
             pod(json!([{"name": "b", "env": [{"name": "x", "value": "1"}]}, {"name": "a"}])),
@@ -88,7 +88,7 @@ fn lists_are_merged_as_the_api_says() {
             json!({"metadata": {"finalizers": ["a", "b", "c"]}}),
         ),
         (
-            "finalizers are taken away",
+            "finalizers are removed",
             json!({"metadata": {"finalizers": ["a", "b"]}}),
             json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"], "$setElementOrder/finalizers": ["b"]}}),
             json!({"metadata": {"finalizers": ["b"]}}),
@@ -106,19 +106,19 @@ fn lists_are_merged_as_the_api_says() {
             json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
         ),
         (
-            "a volume keeps only the fields that are said",
+            "a volume keeps only the fields of the patch",
             json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}),
             json!({"spec": {"volumes": [{"name": "v", "$retainKeys": ["name", "hostPath"], "hostPath": {"path": "/x"}}]}}),
             json!({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}}),
         ),
         (
-            "a strategy keeps only the fields that are said",
+            "a strategy keeps only the fields of the patch",
             json!({"spec": {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}}}}),
             json!({"spec": {"strategy": {"$retainKeys": ["type"], "type": "Recreate"}}}),
             json!({"spec": {"strategy": {"type": "Recreate"}}}),
         ),
         (
-            "the client's order, with what only the server has in its place",
+            "the client's order; items that only the server has keep their place",
             pod(json!([{"name": "a"}, {"name": "s"}, {"name": "b"}])),
             json!({"spec": {"$setElementOrder/containers": [{"name": "b"}, {"name": "n"}, {"name": "a"}], "containers": [{"name": "n"}]}}),
             pod(json!([{"name": "s"}, {"name": "b"}, {"name": "n"}, {"name": "a"}])),
@@ -142,7 +142,7 @@ fn lists_are_merged_as_the_api_says() {
             json!({"spec": {"imagePullSecrets": [{"name": "b"}, {"name": "a"}]}}),
         ),
         (
-            "null takes away",
+            "null removes a field",
             json!({"spec": {"nodeName": "n", "nodeSelector": {"c": "1"}}}),
             json!({"spec": {"nodeName": null, "nodeSelector": {"c": null}, "affinity": {"nodeAffinity": null, "podAffinity": {}}}}),
             json!({"spec": {"nodeSelector": {}, "affinity": {"podAffinity": {}}}}),

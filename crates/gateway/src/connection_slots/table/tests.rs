@@ -46,7 +46,7 @@ fn counted(table: &SlotTable) -> [usize; 4] {
 fn the_oldest_connection_that_has_not_authenticated_loses_its_slot() {
     let rows: [(&str, SlotTable, Vec<Step>, [usize; 4]); 9] = [
         (
-            "strangers evict each other, the oldest first",
+            "unauthenticated connections evict each other, the oldest first",
             table(2, 0, 2),
             vec![
                 Admit(1, None),
@@ -114,7 +114,7 @@ fn the_oldest_connection_that_has_not_authenticated_loses_its_slot() {
             [0, 0, 2, 1],
         ),
         (
-            "what overflows is evicted after the unauthenticated",
+            "overflow connections are evicted after unauthenticated ones",
             table(3, 2, 3),
             vec![
                 Admit(1, None),
@@ -129,7 +129,7 @@ fn the_oldest_connection_that_has_not_authenticated_loses_its_slot() {
             [1, 0, 1, 1],
         ),
         (
-            "a free authenticated slot goes to the oldest that overflows",
+            "a free authenticated slot goes to the oldest overflow connection",
             table(3, 2, 3),
             vec![
                 Admit(1, None),
@@ -279,8 +279,8 @@ proptest! {
                     let before = table.counts();
                     match table.admit(source(from)) {
                         Admission::Admitted { id, evicted } => {
-                            if let Some((victim, _)) = evicted {
-                                let at = alive.iter().position(|it| it.0 == victim);
+                            if let Some((candidate, _)) = evicted {
+                                let at = alive.iter().position(|it| it.0 == candidate);
                                 let (_, class) = alive.remove(at.unwrap());
                                 prop_assert_ne!(class, Reserved);
                                 if class == Authenticated {
@@ -291,7 +291,7 @@ proptest! {
                                     prop_assert_eq!(before.authenticated, max - reserved);
                                 }
                                 // In this test, workers close it at once.
-                                table.release(victim);
+                                table.release(candidate);
                             }
                             alive.push((id, Unauthenticated));
                         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use http::header::{ACCEPT, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use skewbridge_discovery::{DiscoveryFormat, Document, Index, LegacyDiscovery, accept};
-use skewbridge_k8s_api::version::Version;
+use skewbridge_k8s_api::version::{self, Version};
 use skewbridge_peer_directory::{ServedApis, SharedGroupVersions};
 use tokio::time::timeout;
 
@@ -57,15 +57,20 @@ pub(crate) async fn fetch(
     shared: Option<&SharedGroupVersions>,
 ) -> Result<ServedApis, String> {
     let by_bridge = is_by_bridge(&version.headers);
-    let version = parse_version(version)?;
+    let (version, version_suffix) = match parse_version(version)? {
+        Some((version, suffix)) => (Some(version), suffix),
+        None => (None, Arc::default()),
+    };
     // If the server has been replaced, the known ETags are not its own.
-    let known = known.filter(|known| known.version == version);
+    let known =
+        known.filter(|known| known.version == version && known.version_suffix == version_suffix);
     let apis = match fetch_document(client, target, "/apis", known, 1).await? {
         DiscoveryResponse::Aggregated(apis) => apis,
         DiscoveryResponse::Legacy(apis) => {
             let served = fetch_legacy(client, target, &apis, version, known, shared).await?;
             return Ok(ServedApis {
                 by_bridge,
+                version_suffix,
                 ..served
             });
         }
@@ -82,6 +87,7 @@ pub(crate) async fn fetch(
         etags: [api.etag, apis.etag],
         documents,
         version,
+        version_suffix,
         by_bridge,
     })
 }
@@ -235,6 +241,7 @@ async fn fetch_legacy(
         documents,
         etags: [None, None],
         version,
+        version_suffix: Arc::default(),
         by_bridge: false,
     })
 }
@@ -340,8 +347,11 @@ pub(crate) async fn fetch_version(
     client.request(target, request).await
 }
 
-/// The version in the response. `None` if the server denies the request.
-fn parse_version(response: InternalResponse) -> Result<Option<Version>, String> {
+/// The version in the response, and the rest of the `gitVersion`. `None` if the server denies the
+/// request.
+pub(super) fn parse_version(
+    response: InternalResponse,
+) -> Result<Option<(Version, Arc<str>)>, String> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct VersionInfo<'a> {
@@ -355,7 +365,10 @@ fn parse_version(response: InternalResponse) -> Result<Option<Version>, String> 
     }
     let response = response.ok("/version")?;
     let info: Option<VersionInfo<'_>> = serde_json::from_slice(&response.body).ok();
-    Ok(info.and_then(|info| info.git_version.parse().ok()))
+    Ok(info.and_then(|info| {
+        let version = info.git_version.parse().ok()?;
+        Some((version, version::suffix(info.git_version).into()))
+    }))
 }
 
 #[cfg(test)]

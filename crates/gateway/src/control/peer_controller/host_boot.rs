@@ -9,7 +9,7 @@ use skewbridge_peer_directory::{HostClock, HostTime};
 const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
 const UPTIME_PATH: &str = "/proc/uptime";
 
-/// The id of the host's boot; `None` where there is none.
+/// The boot id of the host; `None` without `/proc`.
 #[derive(Debug)]
 pub(super) struct HostBoot(Option<String>);
 
@@ -18,6 +18,16 @@ impl HostBoot {
         let boot = fs::read_to_string(BOOT_ID_PATH).ok();
         let boot = boot.map(|it| it.trim().to_owned());
         Self(boot.filter(|it| !it.is_empty()))
+    }
+
+    /// Logs that a stored departure does not count in this process.
+    pub(super) fn warn_if_unreadable(&self) {
+        if self.clock().is_none() {
+            tracing::warn!(
+                flag = "--state-dir",
+                "{BOOT_ID_PATH} or {UPTIME_PATH} cannot be read: each start of the bridge waits again for servers whose bridges have departed; do not hide these files from the service (systemd: ProcSubset=all)"
+            );
+        }
     }
 
     /// The current time.

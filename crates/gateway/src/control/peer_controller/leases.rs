@@ -2,6 +2,7 @@
 //! were deleted recently.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use skewbridge_peer_directory::peer_table::ROLLOUT_GRACE;
@@ -39,6 +40,17 @@ pub(super) fn annotated_addresses(
         Some((identity.clone(), advertised))
     };
     leases.iter().filter_map(advertised).collect()
+}
+
+/// The servers that have a Lease, with the address in its annotations. It identifies a server and is
+/// not used for routing.
+pub(super) fn lease_addresses(
+    leases: &BTreeMap<Identity, IdentityLease>,
+) -> BTreeMap<Identity, Option<SocketAddr>> {
+    let leases = leases.iter();
+    leases
+        .map(|(identity, lease)| (identity.clone(), lease.peer_address()))
+        .collect()
 }
 
 /// Leases that were deleted recently. Where Leases are the registry, the deletion of a Lease

@@ -56,6 +56,7 @@ mod tests {
             documents: [Arc::default(), Arc::default()],
             etags: [None, None],
             version: None,
+            version_suffix: Arc::default(),
             by_bridge: false,
         };
         let identity = Identity::named("apiserver-a").unwrap();

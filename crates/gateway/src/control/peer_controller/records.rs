@@ -23,7 +23,9 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::permitted_networks::keep_permitted_server;
+use super::policy_file::StoredKind;
 use super::state_dir::StateDir;
+use crate::cluster_state::ClusterHandle;
 
 /// How long requests wait at the start for the registry to be read. Afterwards the APIs of servers
 /// that do not answer are known from `--state-dir` only.
@@ -74,13 +76,52 @@ pub(super) struct RecordStore {
     departed: BTreeMap<Identity, (String, bool)>,
 }
 
-/// The content of `--state-dir` at the start.
+/// What is known of other servers before they are polled: the content of `--state-dir`, and what the
+/// views of other backends know.
 pub(crate) struct StoredRecords {
-    pub(crate) state: StateDir,
-    pub(crate) records: Vec<ServedRecord>,
+    pub(super) state: Option<StateDir>,
+    pub(super) records: Vec<ServedRecord>,
+    pub(super) policies: BTreeMap<String, StoredKind>,
 }
 
 impl StoredRecords {
+    /// The content of `--state-dir`.
+    pub(crate) fn read(state: Option<StateDir>) -> Self {
+        Self {
+            records: state.as_ref().map(StateDir::read).unwrap_or_default(),
+            state,
+            policies: BTreeMap::new(),
+        }
+    }
+
+    /// Adds what the view of another backend knows. That is later than what is stored.
+    pub(crate) fn add_view(&mut self, own: &Identity, view: &ClusterHandle) {
+        let cluster = view.cluster.load();
+        let Some(shared) = &cluster.shared else {
+            return;
+        };
+        let local = cluster.local.as_ref().map(|it| (&view.local.identity, it));
+        let peers = cluster.peers.peers.iter();
+        let peers = peers.filter_map(|it| Some((&it.identity, it.served.as_ref()?)));
+        for (identity, served) in local.into_iter().chain(peers) {
+            if identity != own {
+                self.records.retain(|it| it.identity != *identity);
+                let record = build_record(identity.clone(), served, shared);
+                self.records.push(record);
+            }
+        }
+        for kind in &cluster.policies.kinds {
+            if let Some(objects) = kind.objects {
+                let stored = StoredKind {
+                    version: kind.version.clone(),
+                    objects,
+                    matches: kind.matches.clone(),
+                };
+                self.policies.insert(kind.resource.clone(), stored);
+            }
+        }
+    }
+
     /// Removes addresses outside of `--peer-cidrs`.
     pub(super) fn keep_permitted(mut self, networks: &[IpNet]) -> Self {
         for record in &mut self.records {
@@ -98,7 +139,7 @@ impl RecordStore {
         (server, bridge): (Option<SocketAddr>, SocketAddr),
         keys: Arc<Vec<KeyDigest>>,
         registry: Option<Arc<dyn Registry>>,
-        stored: Option<StoredRecords>,
+        stored: StoredRecords,
         peer_table: &mut PeerTable,
     ) -> (Self, watch::Receiver<Option<Records>>) {
         let (own, published) = watch::channel(None);
@@ -115,19 +156,16 @@ impl RecordStore {
             };
             tokio::spawn(async move { registry.run_records(channels).await })
         });
-        if stored.is_none() {
+        if stored.state.is_none() {
             tracing::info!(
                 "no --state-dir: after a restart, the APIs of servers that do not answer are known from the registry only"
             );
         }
         let mut saved = BTreeMap::new();
-        let state = stored.map(|StoredRecords { state, records }| {
-            for record in records.into_iter().map(Arc::new) {
-                saved.insert(record.identity.clone(), record.clone());
-                peer_table.store_record(record);
-            }
-            state
-        });
+        for record in stored.records.into_iter().map(Arc::new) {
+            saved.insert(record.identity.clone(), record.clone());
+            peer_table.store_record(record);
+        }
         let store = Self {
             identity,
             server,
@@ -142,7 +180,7 @@ impl RecordStore {
             registry_wait_until,
             polled: BTreeSet::new(),
             recorded: BTreeMap::new(),
-            state,
+            state: stored.state,
             saved,
             pending_write: None,
             next_save: Instant::now(),

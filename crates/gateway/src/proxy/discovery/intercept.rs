@@ -1,6 +1,8 @@
 //! Decides which requests for discovery get merged discovery or the server list instead of the
 //! local server's response.
 
+use std::time::Instant;
+
 use http::Response;
 use http::request::Parts;
 use skewbridge_http_engine::body::ResponseBody;
@@ -9,6 +11,7 @@ use skewbridge_k8s_api::status::Status;
 
 use super::merged_response::MergedResponse;
 use super::server_list::ServerList;
+use super::server_openapi::ServerOpenApi;
 use crate::discovery_view::discovery_request::{is_for_merged, is_local_only};
 use crate::metrics::discovery::Fallback;
 use crate::proxy::request_context::RequestContext;
@@ -22,6 +25,8 @@ pub(crate) enum Intercept {
     View(Box<MergedResponse>),
     /// The APIs of each server.
     ServerList,
+    /// The OpenAPI of one peer.
+    ServerOpenApi(ServerOpenApi),
 }
 
 impl Intercept {
@@ -47,6 +52,9 @@ impl Intercept {
         let cluster = cluster_handle.cluster.load();
         if ServerList::is_requested(head, path) {
             return Self::ServerList;
+        }
+        if let Some(requested) = ServerOpenApi::of(head, path) {
+            return Self::ServerOpenApi(requested);
         }
         if is_local_only(head, path) {
             metrics.local_request();
@@ -82,18 +90,24 @@ impl Intercept {
     ) -> Option<Response<ResponseBody>> {
         match (self, &bridge.cluster_handle) {
             (Self::View(merged), Some(cluster_handle)) => {
+                let metrics = bridge.metrics.discovery();
                 if merged.is_permitted(cluster_handle)
                     // Boxed to keep the future of the many watches small.
-                    && let Some(recalled) = Box::pin(merged.cached_response(cluster_handle)).await
+                    && let Some(cached) =
+                        Box::pin(merged.cached_response(cluster_handle, metrics)).await
                 {
-                    bridge.metrics.discovery().hit();
-                    return Some(recalled);
+                    metrics.hit();
+                    return Some(cached);
                 }
                 merged.prepare_local_request(head, cluster_handle);
                 None
             }
             (Self::ServerList, _) => {
                 ServerList::prepare_local_request(head);
+                None
+            }
+            (Self::ServerOpenApi(_), _) => {
+                ServerOpenApi::prepare_local_request(head);
                 None
             }
             (Self::Nothing | Self::View(_), _) => None,
@@ -117,13 +131,18 @@ impl Intercept {
                     response,
                     &cluster_handle.local,
                     &cluster,
+                    bridge.leaders.list(Instant::now()),
                 ))
             }
             (Self::ServerList, None) => Ok(ServerList::of_local_only(
                 response,
                 !bridge.peering_unavailable,
+                bridge.leaders.list(Instant::now()),
             )),
-            (Self::Nothing | Self::View(_), _) => Ok(response),
+            (Self::ServerOpenApi(requested), Some(cluster_handle)) => {
+                requested.replace(response, cluster_handle).await
+            }
+            (Self::Nothing | Self::View(_) | Self::ServerOpenApi(_), _) => Ok(response),
         }
     }
 }

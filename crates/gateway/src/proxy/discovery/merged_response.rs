@@ -1,7 +1,7 @@
 //! Replaces the local server's response by merged discovery, after the local server has permitted
 //! the caller to read.
 
-use std::sync::{Arc, TryLockError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -20,7 +20,7 @@ use skewbridge_k8s_api::status::Status;
 use tokio::time::timeout;
 
 use crate::authn::Caller;
-use crate::cluster_state::{ClusterHandle, ResyncHint};
+use crate::cluster_state::ClusterHandle;
 use crate::discovery_view::discovery_request::ListEncoding;
 use crate::discovery_view::encoded_document::EncodedBody;
 use crate::discovery_view::{
@@ -104,17 +104,18 @@ impl MergedResponse {
                 .is_permitted(credential, Instant::now())
     }
 
-    /// The response to a caller with a cached permission. No request is sent as the caller, but
-    /// discovery of the local server is refreshed, once for all concurrent requests, so that the
-    /// response contains APIs that were created a moment ago.
+    /// The response to a caller with a cached permission. No request is sent as the caller. If the
+    /// local server may have other APIs by now, its discovery is read again, once for all concurrent
+    /// requests.
     pub(crate) async fn cached_response(
         &self,
         cluster_handle: &ClusterHandle,
+        metrics: &DiscoveryMetrics,
     ) -> Option<Response<ResponseBody>> {
         let DiscoveryRequest::Document(root, encoding) = self.request else {
             return None;
         };
-        let cluster = cluster_handle.refresh_local().await;
+        let cluster = cluster_handle.with_current_discovery(metrics).await?;
         let view = cluster.view.as_ref().unwrap_or(&self.view);
         let mut response = Response::new(ResponseBody::empty());
         response
@@ -220,51 +221,41 @@ impl MergedResponse {
             && !self.head_only
             && etag.is_some()
             && etag.as_ref() != self.view.local_etag(root);
-        if has_changed {
-            // An API was created or deleted a moment ago, possibly by this caller.
-            cluster_handle.hint(ResyncHint::LocalChanged);
-            let local = take_body(&mut response).await?;
-            let Some(view) = self.renewed(root, &local, etag, cluster_handle, metrics) else {
-                // The unmodified response of the local server.
-                metrics.fallback(Fallback::NotMerged);
-                *response.body_mut() = ResponseBody::full(local);
-                return Ok(response);
-            };
-            self.document(&view, root, encoding, &mut response);
-        } else {
+        if !has_changed {
             metrics.hit();
             self.document(&self.view, root, encoding, &mut response);
+            return Ok(response);
         }
+        // An API was created or deleted a moment ago, possibly by this caller. The peer controller merges
+        // it, once for all concurrent requests and not on the thread of a worker.
+        let local = take_body(&mut response).await?;
+        let cluster = cluster_handle.refresh_local().await;
+        let Some(view) = self.with_local_document(root, &local, etag, cluster.view.as_ref()) else {
+            // The unmodified response of the local server.
+            metrics.fallback(Fallback::NotMerged);
+            *response.body_mut() = ResponseBody::full(local);
+            return Ok(response);
+        };
+        metrics.hit();
+        self.document(&view, root, encoding, &mut response);
         Ok(response)
     }
 
-    /// The view with the document that the local server has just sent. Only one of the concurrent
-    /// requests builds it; the others get the previous view meanwhile.
-    fn renewed(
+    /// The view of the peer controller if it contains this document of the local server. Otherwise, for
+    /// instance while the bridge leaves, the document is merged here.
+    fn with_local_document(
         &self,
         root: DiscoveryRoot,
         local: &[u8],
         etag: Option<HeaderValue>,
-        cluster_handle: &ClusterHandle,
-        metrics: &DiscoveryMetrics,
+        current: Option<&Arc<View>>,
     ) -> Option<Arc<View>> {
-        let mut renewed = match cluster_handle.renewed.try_lock() {
-            Ok(renewed) => renewed,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Some(self.view.clone()),
-        };
-        if let Some((of, view)) = &*renewed
-            && Arc::ptr_eq(of, &self.view)
-            && view.local_etag(root) == etag.as_ref()
-        {
-            metrics.hit();
-            return Some(view.clone());
+        let current = current.unwrap_or(&self.view);
+        if current.local_etag(root) == etag.as_ref() {
+            return Some(current.clone());
         }
-        metrics.miss();
         let document = Document::parse(local).ok()?;
-        let view = Arc::new(self.view.with_local_document(root, document, etag));
-        *renewed = Some((self.view.clone(), view.clone()));
-        Some(view)
+        Some(Arc::new(current.with_local_document(root, document, etag)))
     }
 
     fn document(

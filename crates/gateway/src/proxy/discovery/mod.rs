@@ -4,6 +4,7 @@ mod intercept;
 mod merged_response;
 mod openapi_response;
 mod server_list;
+mod server_openapi;
 
 pub(super) use intercept::Intercept;
 

@@ -9,7 +9,7 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, ETAG, IF_NONE_MATCH, V
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode};
 use skewbridge_discovery::accept::LOCAL_DOCUMENT;
-use skewbridge_discovery::servers::{self, MEDIA_TYPE};
+use skewbridge_discovery::servers::{self, Leader, MEDIA_TYPE};
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
 use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_peer_directory::registry::RegistryStatus;
@@ -43,8 +43,13 @@ impl ServerList {
         response: Response<ResponseBody>,
         own: &LocalIdentity,
         cluster: &Cluster,
+        leaders: Vec<Leader>,
     ) -> Response<ResponseBody> {
-        replace(response, &list(own, cluster))
+        let list = ServerDiscoveryList {
+            leaders,
+            ..list(own, cluster)
+        };
+        replace(response, &list)
     }
 
     /// The list of a bridge without peering. `is_gate_off` distinguishes the two reasons; only
@@ -52,6 +57,7 @@ impl ServerList {
     pub(crate) fn of_local_only(
         response: Response<ResponseBody>,
         is_gate_off: bool,
+        leaders: Vec<Leader>,
     ) -> Response<ResponseBody> {
         let reason = if is_gate_off {
             GATE_OFF
@@ -60,6 +66,7 @@ impl ServerList {
         };
         let list = ServerDiscoveryList {
             local_only: Some(reason.to_owned()),
+            leaders,
             ..ServerDiscoveryList::default()
         };
         replace(response, &list)
@@ -110,7 +117,7 @@ fn list(own: &LocalIdentity, cluster: &Cluster) -> ServerDiscoveryList {
     }
 }
 
-/// The entry of a peer. Every caller that may read discovery sees it, so it contains no addresses
+/// The entry of a peer. Every caller that may read discovery gets it, so it contains no addresses
 /// and no error texts with addresses.
 fn peer_discovery(peer: &Peer, cluster: &Cluster) -> ServerDiscovery {
     // Only the reachability is used, which does not depend on the registry.

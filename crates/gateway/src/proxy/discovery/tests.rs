@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime};
 
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use skewbridge_discovery::accept::{
@@ -24,7 +24,8 @@ use skewbridge_peer_directory::{
 
 use super::merged_response::MergedResponse;
 use crate::authn::Caller;
-use crate::cluster_state::ClusterHandle;
+use crate::cluster_state::{Cluster, ClusterHandle};
+use crate::discovery_view::freshness::LocalDiscoveryState;
 use crate::discovery_view::{CompleteDiscovery, DiscoveryRequest, DiscoveryRoot, View};
 use crate::local_identity::LocalIdentity;
 use crate::metrics::discovery::DiscoveryMetrics;
@@ -74,6 +75,7 @@ fn served(apis: &[&str], etag: &str, minor: u16) -> ServedApis {
             minor,
             patch: 0,
         }),
+        version_suffix: Arc::default(),
         by_bridge: false,
     }
 }
@@ -121,18 +123,20 @@ fn view(minor: u16, peer: &str, apis: &[&str]) -> Option<Arc<View>> {
     )
 }
 
+/// The APIs of a newer peer.
+const PEER: [&str; 7] = [
+    "v1:pods",
+    "v1:podgroups",
+    "a.example.com/v1:things",
+    "b.example.com/v1:things",
+    "b.example.com/v1:others",
+    "b.example.com/v2:things",
+    "d.example.com/v1:things",
+];
+
 /// A view with a newer peer.
 fn mixed() -> Arc<View> {
-    let peer = [
-        "v1:pods",
-        "v1:podgroups",
-        "a.example.com/v1:things",
-        "b.example.com/v1:things",
-        "b.example.com/v1:others",
-        "b.example.com/v2:things",
-        "d.example.com/v1:things",
-    ];
-    view(36, "a", &peer).unwrap()
+    view(36, "a", &PEER).unwrap()
 }
 
 fn head(method: &Method, path: &str, accept: &str) -> Parts {
@@ -185,8 +189,17 @@ impl ClientView {
 }
 
 /// The response to the client for this response of the local server.
-async fn response(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> ClientView {
+async fn response(view: &Arc<View>, head: Parts, local: Response<ResponseBody>) -> ClientView {
     let (cluster_handle, _) = ClusterHandle::new(own());
+    response_of(&cluster_handle, view, head, local).await
+}
+
+async fn response_of(
+    cluster_handle: &ClusterHandle,
+    view: &Arc<View>,
+    mut head: Parts,
+    local: Response<ResponseBody>,
+) -> ClientView {
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
     let mut merged = MergedResponse::of(
         &head,
@@ -196,8 +209,8 @@ async fn response(view: &Arc<View>, mut head: Parts, local: Response<ResponseBod
         CompleteDiscovery::Enabled,
     )
     .unwrap();
-    merged.prepare_local_request(&mut head, &cluster_handle);
-    let response = merged.replace(local, &cluster_handle, &metrics).await;
+    merged.prepare_local_request(&mut head, cluster_handle);
+    let response = merged.replace(local, cluster_handle, &metrics).await;
     let (head, body) = response.unwrap().into_parts();
     ClientView {
         status: head.status,
@@ -510,11 +523,43 @@ async fn a_matching_etag_gets_304() {
     }
 }
 
+/// The document of the local server is newer than the view: the peer controller reads it again.
 #[tokio::test]
 async fn new_apis_of_the_local_server_are_visible_at_once() {
+    let before = mixed();
+    let apis = [&LOCAL[..], &["new.example.com/v1:things"]].concat();
+    let etag: HeaderValue = "\"news\"".parse().unwrap();
+    let newer = Document::clone(&document(&apis, false));
+    let after = before.with_local_document(DiscoveryRoot::Apis, newer, Some(etag.clone()));
+    let after = Arc::new(after);
+    let mut local = local_response(200, V2, "its document");
+    local.headers_mut().insert(ETAG, etag);
+    let (cluster_handle, mut requests) = ClusterHandle::new(own());
+    let controller = async {
+        let reply = requests.refreshes.recv().await.unwrap();
+        cluster_handle.cluster.store(Arc::new(Cluster {
+            view: Some(after.clone()),
+            ..Cluster::default()
+        }));
+        reply.send(()).unwrap();
+    };
+    let response = response_of(&cluster_handle, &before, get("/apis", V2), local);
+    let (response, ()) = tokio::join!(response, controller);
+    let text = String::from_utf8_lossy(&response.body);
+    for group in ["a.example.com", "b.example.com", "new.example.com"] {
+        assert!(text.contains(group), "{text}");
+    }
+    assert_eq!(
+        response.headers[ETAG],
+        after.document(DiscoveryRoot::Apis).etag
+    );
+}
+
+/// The peer controller has ended, because the bridge leaves.
+#[tokio::test]
+async fn new_apis_are_merged_without_the_peer_controller_too() {
     let view = mixed();
-    let mut apis = LOCAL.to_vec();
-    apis.push("new.example.com/v1:things");
+    let apis = [&LOCAL[..], &["new.example.com/v1:things"]].concat();
     let now = document(&apis, false).write(Format::Json, Layout::Compact);
     let mut local = local_response(200, V2, now);
     local
@@ -525,10 +570,6 @@ async fn new_apis_of_the_local_server_are_visible_at_once() {
     for group in ["a.example.com", "b.example.com", "new.example.com"] {
         assert!(text.contains(group), "{text}");
     }
-    assert_ne!(
-        response.headers[ETAG],
-        view.document(DiscoveryRoot::Apis).etag
-    );
 }
 
 #[tokio::test]
@@ -597,7 +638,27 @@ async fn permissions_of_the_local_server_are_cached() {
     let allowed = anonymous().replace(not_modified(), &cluster_handle, &metrics);
     let _ = allowed.await;
     assert!(anonymous().is_permitted(&cluster_handle));
-    let response = anonymous().cached_response(&cluster_handle).await.unwrap();
+    // Discovery of the local server cannot be read, so the permission alone is not enough.
+    let cached = anonymous();
+    let cached = cached.cached_response(&cluster_handle, &metrics);
+    assert!(cached.await.is_none());
+    let now = Some(Instant::now());
+    let cluster = Cluster {
+        view: Some(view.clone()),
+        local_discovery: LocalDiscoveryState {
+            polled_at: now,
+            watched_since: now,
+            ..LocalDiscoveryState::default()
+        },
+        ..Cluster::default()
+    };
+    let confirmation = &cluster.local_health.confirmation;
+    confirmation.refute(confirmation.doubts());
+    cluster_handle.cluster.store(Arc::new(cluster));
+    let response = anonymous()
+        .cached_response(&cluster_handle, &metrics)
+        .await
+        .unwrap();
     assert_eq!(
         response.headers()[ETAG],
         view.document(DiscoveryRoot::Apis).etag

@@ -1,4 +1,4 @@
-//! Every way in which a file can be right or wrong.
+//! Valid files in all formats, and each kind of invalid file.
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -185,7 +185,7 @@ fn a_bundle_has_all_certificates_and_the_shortest_validity() {
 }
 
 #[test]
-fn an_untimely_certificate_loads_and_says_so() {
+fn a_certificate_outside_its_validity_period_loads_with_an_error() {
     let day = Duration::from_hours(24);
     let start = system_time(1_000_000_000);
     let at = |now| validity_error(start, start + day, now);
@@ -279,7 +279,7 @@ fn to_pem(label: &str, der: &[u8]) -> String {
     format!("-----BEGIN {label}-----\n{text}\n-----END {label}-----\n")
 }
 
-/// A directory that goes away with the test.
+/// A directory that is removed with the test.
 struct Dir(PathBuf);
 
 impl Dir {

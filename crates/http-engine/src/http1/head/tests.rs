@@ -135,7 +135,7 @@ fn response_framing_depends_on_status_and_method() {
 }
 
 #[test]
-fn a_head_arrives_in_any_pieces() {
+fn any_split_of_the_bytes_gives_the_same_head() {
     let text = "\r\nPUT /apis/a/v1/x HTTP/1.1\r\nHost: k\r\nX-Long: abc\r\n\r\nrest";
     let mut buffer = BytesMut::new();
     for (at, byte) in text.bytes().enumerate() {
@@ -150,7 +150,7 @@ fn a_head_arrives_in_any_pieces() {
 }
 
 #[test]
-fn the_end_of_a_head_is_found_in_any_pieces() {
+fn any_split_of_the_bytes_gives_the_same_end_of_a_head() {
     for text in ["GET / HTTP/1.1\r\nA: b\r\n\r\n", "GET / HTTP/1.1\nA: b\n\n"] {
         for step in 1..text.len() {
             let mut end = HeadTerminator::default();
@@ -204,7 +204,7 @@ fn a_head_of_a_mebibyte_is_refused_and_one_just_below_is_read() {
 }
 
 #[test]
-fn a_target_that_is_too_long_is_told_from_headers_that_are() {
+fn a_too_long_target_is_distinguished_from_too_large_headers() {
     let head = |bytes: usize| {
         request(&format!(
             "GET /{} HTTP/1.1\r\nHost: k\r\n\r\n",

@@ -6,8 +6,8 @@ use super::*;
 fn a_server_whose_bridge_has_departed_is_polled_directly_if_its_address_is_known() {
     let (at, wall) = (Instant::now(), SystemTime::now());
     let mut table = table_after_departure(Some(6443), at, wall);
-    let asked = table.take_due(at);
-    assert_eq!(asked[0].address, Some(([10, 0, 0, 1], 6443).into()));
+    let polled = table.take_due(at);
+    assert_eq!(polled[0].address, Some(([10, 0, 0, 1], 6443).into()));
     table.record_poll(&identity(A), Ok(served()), at, wall, 0.0);
     let later = at + 2 * ROLLOUT_GRACE;
     table.update_lease(lease_snapshot(A, "h", 2), later);
@@ -164,20 +164,20 @@ fn the_grace_of_a_stored_announcement_begins_when_this_host_first_observed_it() 
 #[test]
 fn a_server_and_bridge_that_depart_together_are_kept_for_the_rollout_grace() {
     let (at, wall) = (Instant::now(), SystemTime::now());
-    let gone = |table: &mut PeerTable, at| {
+    let is_removed = |table: &mut PeerTable, at| {
         table.expire(at);
         table.snapshot().peers.is_empty()
     };
     // In either order.
     let mut table = table_after_departure(None, at, wall);
     table.remove_lease(&identity(A), at);
-    assert!(!gone(&mut table, at + ROLLOUT_GRACE / 2));
-    assert!(gone(&mut table, at + ROLLOUT_GRACE));
+    assert!(!is_removed(&mut table, at + ROLLOUT_GRACE / 2));
+    assert!(is_removed(&mut table, at + ROLLOUT_GRACE));
     let mut table = PeerTable::new(identity(LOCAL));
     table.set_leases(Vec::new(), at);
     table.set_published_records(&records(None, Some(wall)), at);
-    assert!(!gone(&mut table, at + ROLLOUT_GRACE / 2));
-    assert!(gone(&mut table, at + ROLLOUT_GRACE));
+    assert!(!is_removed(&mut table, at + ROLLOUT_GRACE / 2));
+    assert!(is_removed(&mut table, at + ROLLOUT_GRACE));
 }
 
 #[test]

@@ -101,8 +101,8 @@ fn a_poll_that_began_before_the_file_changed_does_not_prove_that_a_server_answer
     let at = Instant::now();
     for changed in [in_file(None), in_file(Some(6444)), Addresses::new()] {
         let mut table = table_with_departed_bridge_in_file(Some(6443), at);
-        let asked = table.take_due(at).pop().and_then(|peer| peer.address);
-        assert_eq!(asked.map(|it| it.port()), Some(6443));
+        let polled = table.take_due(at).pop().and_then(|peer| peer.address);
+        assert_eq!(polled.map(|it| it.port()), Some(6443));
         table.set_addresses(&changed, at);
         table.record_poll(&identity(A), Ok(served()), at, SystemTime::now(), 0.0);
         let peer = table.snapshot().peers.remove(0);

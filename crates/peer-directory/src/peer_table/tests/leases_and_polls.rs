@@ -357,7 +357,7 @@ fn an_address_belongs_to_a_bridge_only_if_a_bridge_has_answered_the_last_poll() 
 
 /// A bridge that restarts with a wrong certificate for etcd can only read the Leases.
 #[test]
-fn a_living_server_is_awaited_until_the_registry_has_been_read() {
+fn a_running_server_is_awaited_until_the_registry_has_been_read() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let path = DecodedPath::new("/apis/example.io/v1/things").unwrap();
@@ -378,7 +378,7 @@ fn a_living_server_is_awaited_until_the_registry_has_been_read() {
         table.expire(now);
         assert_eq!(answer(&table, now), "unknown", "minute {minute}");
     }
-    // A server whose Lease is not renewed is not alive.
+    // A server whose Lease is not renewed does not count as running.
     assert_eq!(answer(&table, at(19 * 60 + 41)), "not served");
     // The usual timeouts begin with the first read.
     let read = at(20 * 60);
@@ -397,4 +397,28 @@ fn a_living_server_is_awaited_until_the_registry_has_been_read() {
     table.take_due(start);
     table.record_poll(&identity(A), Ok(served()), start, SystemTime::now(), 0.0);
     assert_eq!(answer(&table, start), "not served");
+}
+
+#[test]
+fn only_an_observed_renewal_or_a_current_listing_shows_that_a_server_runs() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let alive_at = |table: &PeerTable, now| table.snapshot().peers[0].reported_alive_at(now);
+    let mut table = PeerTable::new(identity(LOCAL));
+    // The Lease may be that of a server that has crashed.
+    table.set_leases(vec![lease_snapshot(A, "h", 1)], at(0));
+    assert_eq!(alive_at(&table, at(1)), None);
+    table.set_leases(vec![lease_snapshot(A, "h", 1)], at(2));
+    assert_eq!(alive_at(&table, at(3)), None);
+    table.update_lease(lease_snapshot(A, "h", 2), at(10));
+    assert_eq!(alive_at(&table, at(30)), Some(at(10)));
+    // An address in an EndpointSlice is removed a while after a crash.
+    let listed = AdvertisedAddress {
+        origin: AddressOrigin::Endpoints,
+        ..AdvertisedAddress::by_bridge(([10, 0, 0, 1], 6443).into())
+    };
+    table.set_addresses(&[(identity(A), listed)].into(), at(20));
+    assert_eq!(alive_at(&table, at(60)), Some(at(40)));
+    table.set_addresses(&addresses(&[]), at(61));
+    assert_eq!(alive_at(&table, at(62)), Some(at(10)));
 }

@@ -1,8 +1,10 @@
 //! The fixtures of the tests of the peer table.
 
+mod confirmation;
 mod departures;
 mod file_registry;
 mod leases_and_polls;
+mod listed_servers;
 mod records;
 
 use super::*;
@@ -37,6 +39,7 @@ fn served() -> ServedApis {
         documents: [Arc::default(), Arc::default()],
         etags: [None, None],
         version: None,
+        version_suffix: Arc::default(),
         by_bridge: false,
     }
 }
@@ -108,9 +111,9 @@ fn table_with_departed_bridge_in_file(server: Option<u16>, at: Instant) -> PeerT
 
 /// Polls A, and returns the polled port.
 fn poll(table: &mut PeerTable, at: Instant, outcome: Result<ServedApis, String>) -> Option<u16> {
-    let asked = table.take_due(at).pop();
+    let polled = table.take_due(at).pop();
     table.record_poll(&identity(A), outcome, at, SystemTime::now(), 0.0);
-    asked.and_then(|peer| Some(peer.address?.port()))
+    polled.and_then(|peer| Some(peer.address?.port()))
 }
 
 fn refused() -> Result<ServedApis, String> {

@@ -38,8 +38,8 @@ fn the_number_of_records_is_bounded() {
 fn the_latest_record_or_answer_is_used() {
     let (at, wall) = (Instant::now(), SystemTime::now());
     let second = Duration::from_secs(1);
-    let record = |group: &str, learnt| {
-        let record = crate::served_record::tests::record(A, &[group], learnt);
+    let record = |group: &str, observed_at| {
+        let record = crate::served_record::tests::record(A, &[group], observed_at);
         Arc::new(record)
     };
     let published = |record: Arc<ServedRecord>| Records::from([(identity(A), record)]);

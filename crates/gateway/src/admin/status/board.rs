@@ -1,0 +1,159 @@
+//! Samples the state, keeps what has changed, and renders updates for all viewers at once.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::document::{self, Inputs};
+use super::events::{Snapshot, Update};
+use super::matrix::DifferencesCache;
+use super::servers;
+use super::vanishing::VanishingCache;
+use crate::activity::Activity;
+use crate::activity::observers::Viewer;
+use crate::activity::rates::Rates;
+use crate::cluster_state::ResyncHint;
+use crate::health::Health;
+use crate::status::Document;
+use crate::status::timeline::{ServerSample, Timeline};
+use crate::vanishing::ledger::Ledger;
+
+/// The interval between two samples.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The same while an administrator looks at the status.
+const OBSERVED_SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The interval between two updates of the page without news.
+const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The state of the status page.
+#[derive(Debug)]
+pub(crate) struct StatusBoard {
+    health: Health,
+    activity: Arc<Activity>,
+    ledger: Arc<Ledger>,
+    memory: Mutex<Memory>,
+    updates: watch::Sender<Update>,
+}
+
+/// What is remembered of earlier samples.
+#[derive(Debug, Default)]
+struct Memory {
+    rates: Rates,
+    timeline: Timeline,
+    differences: DifferencesCache,
+    vanishing: VanishingCache,
+    /// What viewers have.
+    shown: Arc<Snapshot>,
+    updated_at: Option<Instant>,
+}
+
+impl StatusBoard {
+    pub(crate) fn new(health: Health, activity: Arc<Activity>, ledger: Arc<Ledger>) -> Self {
+        Self {
+            health,
+            activity,
+            ledger,
+            memory: Mutex::default(),
+            updates: watch::Sender::default(),
+        }
+    }
+
+    /// Samples until it is dropped.
+    pub(crate) async fn run(&self) {
+        loop {
+            let is_observed = self.activity.observers.is_observed(Instant::now());
+            if is_observed {
+                self.hint();
+            }
+            self.sample();
+            sleep(if is_observed {
+                OBSERVED_SAMPLE_INTERVAL
+            } else {
+                SAMPLE_INTERVAL
+            })
+            .await;
+        }
+    }
+
+    /// Has peers polled soon.
+    fn hint(&self) {
+        let backends = self.health.backends.load();
+        for handle in backends
+            .iter()
+            .filter_map(|it| it.cluster_handle.as_ref().ok())
+        {
+            handle.hint(ResyncHint::Observed);
+        }
+    }
+
+    fn sample(&self) {
+        let now = Instant::now();
+        let servers = servers::samples(&self.health, now);
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let sample = document::sample(&self.health, servers.clone());
+        let has_news = memory.timeline.record(sample, SystemTime::now());
+        memory.rates.record(now, || self.activity.traffic());
+        let is_due = |at: Instant| now >= at + UPDATE_INTERVAL;
+        if self.activity.observers.viewers() == 0
+            || !(has_news || memory.updated_at.is_none_or(is_due))
+        {
+            return;
+        }
+        memory.updated_at = Some(now);
+        let document = self.document_of(&mut memory, &servers, now);
+        drop(servers);
+        let all = Arc::new(Snapshot::of(&document));
+        let changed = all.event_since(&memory.shown);
+        memory.shown = all.clone();
+        self.updates.send_modify(|update| {
+            *update = Update {
+                number: update.number + 1,
+                changed,
+                all,
+            };
+        });
+    }
+
+    /// The current state, for a single request.
+    pub(super) fn document(&self) -> Document {
+        let now = Instant::now();
+        self.activity.observers.note_request(now);
+        let servers = servers::samples(&self.health, now);
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        self.document_of(&mut memory, &servers, now)
+    }
+
+    fn document_of(&self, memory: &mut Memory, servers: &[ServerSample], now: Instant) -> Document {
+        let backends = self.health.backends.load();
+        let handle = backends
+            .iter()
+            .find_map(|it| it.cluster_handle.as_ref().ok());
+        let cluster = handle.map(|it| it.cluster.load_full());
+        let is_shared = |group: &str, version: &str| {
+            let shared = cluster.as_ref().and_then(|it| it.shared.as_ref());
+            shared.is_some_and(|it| it.contains(group, version, now))
+        };
+        let columns = servers::columns(servers);
+        let differences = memory.differences.of(columns, now, is_shared);
+        let vanishing = memory.vanishing.of(&self.ledger, now);
+        let inputs = Inputs {
+            activity: &self.activity,
+            rates: &memory.rates,
+            timeline: &memory.timeline,
+            differences: &differences,
+            vanishing: &vanishing,
+            now,
+        };
+        document::document(&self.health, servers, &inputs)
+    }
+
+    /// A new event stream; `None` if there are too many.
+    pub(super) fn begin(&self) -> Option<(Viewer, watch::Receiver<Update>)> {
+        let viewer = self.activity.observers.begin()?;
+        Some((viewer, self.updates.subscribe()))
+    }
+}

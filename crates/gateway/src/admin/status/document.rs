@@ -1,0 +1,417 @@
+//! The status document, from what the bridge knows and has counted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use super::matrix::Differences;
+use super::servers::takes_requests;
+use super::{time, timestamp};
+use crate::activity::Activity;
+use crate::activity::open_requests::OpenRequestKey;
+use crate::activity::rates::{Rate, Rates};
+use crate::activity::tap::{TapEntry, TapKind};
+use crate::admin::now;
+use crate::health::{Health, HealthEndpoint};
+use crate::metrics::process;
+use crate::status::timeline::{Sample, ServerSample, Timeline};
+use crate::status::{
+    API_VERSION, Bridge, Certificate, Document, IfStopped, KIND, OpenRequests, Registry, Server,
+    Table, Tapped, TappedRequest, Traffic, TrafficRow,
+};
+
+/// The clients with open requests that are listed.
+const MAX_OPEN: usize = 100;
+
+const SECONDS_PER_DAY: i64 = 24 * 60 * 60;
+
+/// What the timeline compares.
+pub(super) fn sample(health: &Health, servers: Vec<ServerSample>) -> Sample {
+    let problems = health.problems(HealthEndpoint::Readyz);
+    let expiries = health.live.expiries.load();
+    let certificates =
+        (expiries.iter()).map(|it| (it.flag.to_owned(), timestamp(signed(it.not_after))));
+    Sample {
+        servers,
+        is_ready: problems.is_empty(),
+        is_draining: health.drain.is_not_ready(),
+        registry: registry(health),
+        certificates: certificates.collect(),
+        problems,
+    }
+}
+
+fn registry(health: &Health) -> Option<Registry> {
+    let backends = health.backends.load();
+    let handle = backends
+        .iter()
+        .find_map(|it| it.cluster_handle.as_ref().ok())?;
+    let status = handle.registry.borrow();
+    Some(Registry {
+        kind: status.kind.to_owned(),
+        up: status.up,
+        last_error: status.last_error.clone(),
+    })
+}
+
+/// The inputs of a document besides the health of the bridge.
+pub(super) struct Inputs<'a> {
+    pub(super) activity: &'a Activity,
+    pub(super) rates: &'a Rates,
+    pub(super) timeline: &'a Timeline,
+    pub(super) differences: &'a Differences,
+    pub(super) vanishing: &'a Table,
+    pub(super) now: Instant,
+}
+
+pub(super) fn document(health: &Health, servers: &[ServerSample], inputs: &Inputs<'_>) -> Document {
+    let Differences {
+        matrix,
+        alone,
+        lost_with,
+    } = inputs.differences;
+    let mut servers: Vec<Server> = servers.iter().map(|it| it.server.clone()).collect();
+    for (server, alone) in servers.iter_mut().zip(alone) {
+        server.serves_alone.clone_from(alone);
+    }
+    let names = Names::of(&servers);
+    let rates = inputs.rates.of(inputs.now, inputs.activity.traffic());
+    let counts = inputs.activity.open.counts();
+    let tapped = |kind| Tapped {
+        requests: (inputs.activity.tap.entries(kind).into_iter())
+            .map(|it| tapped_request(it, &names))
+            .collect(),
+        skipped: inputs.activity.tap.skipped(kind),
+    };
+    Document {
+        kind: KIND.to_owned(),
+        api_version: API_VERSION.to_owned(),
+        time: time(SystemTime::now()),
+        bridge: bridge(health, inputs.activity),
+        if_stopped: if_stopped(&servers, lost_with, &counts, &rates),
+        departed: inputs.timeline.departed(),
+        matrix: matrix.clone(),
+        traffic: traffic(&rates, inputs.rates.history(), &names),
+        open: open(counts, &names),
+        rerouted: tapped(TapKind::Rerouted),
+        refused: tapped(TapKind::Refused),
+        certificates: certificates(health),
+        timeline: inputs.timeline.events(),
+        tables: vec![inputs.vanishing.clone()],
+        servers,
+    }
+}
+
+/// The names of servers by identity.
+struct Names(BTreeMap<String, String>);
+
+impl Names {
+    fn of(servers: &[Server]) -> Self {
+        let names = servers
+            .iter()
+            .map(|it| (it.identity.clone(), it.name().to_owned()));
+        Self(names.collect())
+    }
+
+    fn of_identity(&self, identity: &str) -> String {
+        self.0
+            .get(identity)
+            .map_or(identity, String::as_str)
+            .to_owned()
+    }
+}
+
+fn bridge(health: &Health, activity: &Activity) -> Bridge {
+    let problems = health.problems(HealthEndpoint::Readyz);
+    let backends = health.backends.load();
+    let first = backends.first();
+    let clusters: Vec<_> = (backends.iter())
+        .filter_map(|it| Some(it.cluster_handle.as_ref().ok()?.cluster.load_full()))
+        .collect();
+    let missing = clusters.iter().find_map(|it| it.missing());
+    Bridge {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        uptime_seconds: now().saturating_sub(process::started()),
+        ready: problems.is_empty(),
+        problems,
+        draining: health.drain.is_not_ready(),
+        local_only: first
+            .and_then(|it| it.cluster_handle.as_ref().err())
+            .map(ToString::to_string),
+        waiting_for: missing.map(|it| it.as_str().to_owned()),
+        registry: registry(health),
+        differing_kinds: clusters.iter().map(|it| it.fields.len()).max().unwrap_or(0),
+        viewers: activity.observers.viewers(),
+    }
+}
+
+fn if_stopped(
+    servers: &[Server],
+    lost_with: &[Vec<String>],
+    counts: &[(OpenRequestKey, usize)],
+    rates: &[Rate],
+) -> Vec<IfStopped> {
+    let all = servers.iter().zip(lost_with);
+    let running = all.filter(|(it, _)| it.state.is_good());
+    let answers = running.map(|(server, apis)| {
+        let others = servers.iter().filter(|it| it.identity != server.identity);
+        let remaining: Vec<_> = (others.filter(|it| takes_requests(it)))
+            .map(|it| it.name().to_owned())
+            .collect();
+        let at_server = || {
+            counts
+                .iter()
+                .filter(|(key, _)| *key.server == server.identity)
+        };
+        let number = |of: fn(&OpenRequestKey) -> bool| {
+            at_server()
+                .filter(|(key, _)| of(key))
+                .map(|(_, count)| count)
+                .sum()
+        };
+        let clients: BTreeSet<_> = at_server()
+            .map(|(key, _)| (&key.user, &key.program))
+            .collect();
+        let rates = rates
+            .iter()
+            .filter(|it| it.server.as_deref() == Some(&server.identity));
+        IfStopped {
+            server: server.name().to_owned(),
+            apis: apis.clone(),
+            is_last: remaining.is_empty(),
+            watches: number(|key| key.kind == "watch"),
+            streams: number(|key| key.kind != "watch"),
+            clients: clients.len(),
+            requests_per_second: tenths(rates.map(|it| it.per_second).sum()),
+            remaining,
+        }
+    });
+    answers.collect()
+}
+
+fn traffic(rates: &[Rate], history: Vec<u64>, names: &Names) -> Traffic {
+    let milliseconds = |rate: &Rate, share| {
+        let quantile = rate.minute.quantile(share)?;
+        Some(quantile.as_secs_f64() * 1e3)
+    };
+    let rows: Vec<_> = (rates.iter())
+        .map(|rate| TrafficRow {
+            server: rate.server.as_deref().map(|it| names.of_identity(it)),
+            rule: rate.way.as_str().to_owned(),
+            per_second: rate.per_second,
+            total: rate.total.requests,
+            errors: rate.total.errors,
+            errors_in_minute: rate.minute.errors,
+            p50_milliseconds: milliseconds(rate, 0.5),
+            p99_milliseconds: milliseconds(rate, 0.99),
+        })
+        .collect();
+    let per_second: f64 = rows.iter().map(|it| it.per_second).sum();
+    Traffic {
+        per_second: tenths(per_second),
+        total: rows.iter().map(|it| it.total).sum(),
+        history,
+        rows,
+    }
+}
+
+/// The clients with the most open requests first; streams before watches.
+fn open(counts: Vec<(OpenRequestKey, usize)>, names: &Names) -> Vec<OpenRequests> {
+    let rows = counts.into_iter().map(|(key, count)| OpenRequests {
+        server: names.of_identity(&key.server),
+        kind: key.kind.to_owned(),
+        user: key.user.into(),
+        program: key.program.into(),
+        count,
+    });
+    let mut rows: Vec<_> = rows.collect();
+    rows.sort_by(|one, other| {
+        let key = |it: &OpenRequests| (it.kind == "watch", std::cmp::Reverse(it.count));
+        key(one)
+            .cmp(&key(other))
+            .then_with(|| one.user.cmp(&other.user))
+    });
+    rows.truncate(MAX_OPEN);
+    rows
+}
+
+fn tapped_request(entry: TapEntry, names: &Names) -> TappedRequest {
+    TappedRequest {
+        time: time(entry.at),
+        verb: entry.verb,
+        path: entry.path,
+        user: entry.user,
+        user_agent: entry.user_agent,
+        code: entry.code,
+        milliseconds: u64::try_from(entry.took.as_millis()).unwrap_or(u64::MAX),
+        server: entry.server.map(|it| names.of_identity(&it)),
+        rule: entry.rule.map(str::to_owned),
+    }
+}
+
+fn certificates(health: &Health) -> Vec<Certificate> {
+    let today = SystemTime::now().duration_since(UNIX_EPOCH);
+    let today = signed(today.unwrap_or_default().as_secs());
+    let files = health.live.expiries.load();
+    let certificates = files.iter().map(|file| Certificate {
+        flag: file.flag.to_owned(),
+        expires: timestamp(signed(file.not_after)),
+        days_left: (signed(file.not_after) - today).div_euclid(SECONDS_PER_DAY),
+    });
+    let mut certificates: Vec<_> = certificates.collect();
+    certificates.sort_by_key(|it| it.days_left);
+    certificates
+}
+
+/// Rounded to a tenth; the sum of no values is a negative zero.
+fn tenths(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0 + 0.0
+}
+
+fn signed(seconds: u64) -> i64 {
+    i64::try_from(seconds).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::matrix::DifferencesCache;
+    use super::super::servers::columns;
+    use super::*;
+    use crate::activity::traffic::{CountersSnapshot, Way};
+    use crate::status::ServerState;
+
+    fn server(name: &str, state: ServerState) -> Server {
+        Server {
+            identity: format!("apiserver-{name}"),
+            host: Some(name.to_owned()),
+            state,
+            local: state == ServerState::Ready,
+            healthy: state.is_good(),
+            ..Server::default()
+        }
+    }
+
+    fn open_at(
+        server: &str,
+        kind: &'static str,
+        user: &str,
+        count: usize,
+    ) -> (OpenRequestKey, usize) {
+        let key = OpenRequestKey {
+            server: format!("apiserver-{server}").into(),
+            kind,
+            user: user.into(),
+            program: "kubelet".into(),
+        };
+        (key, count)
+    }
+
+    #[test]
+    fn what_stops_with_a_server_is_what_is_only_there() {
+        let counts = [
+            open_at("a", "watch", "x", 3),
+            open_at("a", "exec", "x", 1),
+            open_at("a", "watch", "y", 4),
+            open_at("b", "watch", "z", 2),
+        ];
+        let rate = |server: &str, way| Rate {
+            server: Some(format!("apiserver-{server}").into()),
+            way,
+            total: CountersSnapshot::default(),
+            per_second: 1.5,
+            minute: CountersSnapshot::default(),
+        };
+        let rates = [
+            rate("a", Way::Local),
+            rate("a", Way::Discovery),
+            rate("b", Way::Local),
+        ];
+        let servers = [
+            server("a", ServerState::Ready),
+            server("b", ServerState::Reachable),
+            server("c", ServerState::Unreachable),
+        ];
+        let lost_with = [vec!["v1 x".to_owned()], vec![], vec!["v1 y".to_owned()]];
+        let found = if_stopped(&servers, &lost_with, &counts, &rates);
+        assert_eq!(found.len(), 2, "the third one is stopped already");
+        let a = &found[0];
+        assert_eq!(
+            (&*a.server, &a.apis, a.is_last),
+            ("a", &vec!["v1 x".to_owned()], false)
+        );
+        assert_eq!((a.watches, a.streams, a.clients), (7, 1, 2));
+        assert!((a.requests_per_second - 3.0).abs() < f64::EPSILON);
+        assert_eq!(a.remaining, ["b"]);
+        let sole = if_stopped(&servers[..1], &lost_with, &counts, &rates);
+        assert!(sole[0].is_last && sole[0].remaining.is_empty());
+    }
+
+    /// A and B serve X, and B restarts for its upgrade.
+    #[test]
+    fn what_stops_with_a_server_includes_what_an_unreachable_one_serves() {
+        let sample = |server: Server, resource: &str| {
+            let text = serde_json::json!({"kind": "APIGroupDiscoveryList",
+                "apiVersion": "apidiscovery.k8s.io/v2", "items": [{"metadata": {"name": "apps"},
+                "versions": [{"version": "v1", "resources": [
+                    {"resource": resource, "verbs": ["get"], "scope": "Cluster"}]}]}]});
+            let document = skewbridge_discovery::Document::parse(text.to_string().as_bytes());
+            let index = skewbridge_discovery::Index::new(&[&document.unwrap()]);
+            ServerSample {
+                server,
+                index: Some(index.into()),
+            }
+        };
+        let apis = |state: ServerState, is_listed: bool| {
+            let mut samples = [
+                sample(server("a", ServerState::Ready), "x"),
+                sample(server("b", state), "x"),
+                sample(server("c", ServerState::Reachable), "y"),
+            ];
+            samples[1].server.healthy = is_listed;
+            let columns = columns(&samples);
+            let now = Instant::now();
+            let differences = DifferencesCache::default().of(columns, now, |_, _| false);
+            let servers: Vec<_> = samples.iter().map(|it| it.server.clone()).collect();
+            let mut found = if_stopped(&servers, &differences.lost_with, &[], &[]);
+            let a = found.swap_remove(0);
+            assert!(a.remaining.contains(&"c".to_owned()) && !a.is_last);
+            (a.apis, a.remaining.len())
+        };
+        let x = || vec!["apps/v1 x".to_owned()];
+        for (state, is_listed, expected) in [
+            (ServerState::Reachable, true, (vec![], 2)),
+            // It has failed recently, and is the only one that can be asked.
+            (ServerState::Reachable, false, (vec![], 2)),
+            (ServerState::Unreachable, false, (x(), 1)),
+            (ServerState::Unknown, false, (x(), 1)),
+            (ServerState::NotReady, false, (x(), 1)),
+            // Behind a balancer, and listed no more.
+            (ServerState::Ready, false, (x(), 1)),
+            (ServerState::Ready, true, (vec![], 2)),
+        ] {
+            assert_eq!(apis(state, is_listed), expected, "{state:?} {is_listed}");
+        }
+    }
+
+    #[test]
+    fn streams_come_before_watches_and_the_list_has_a_bound() {
+        let names = Names::of(&[server("a", ServerState::Ready)]);
+        let counts = vec![
+            open_at("a", "watch", "x", 9),
+            open_at("a", "exec", "x", 1),
+            open_at("b", "portforward", "y", 2),
+        ];
+        let found = open(counts, &names);
+        let rows: Vec<_> = found
+            .iter()
+            .map(|it| (&*it.server, &*it.kind, it.count))
+            .collect();
+        let expected = [
+            ("apiserver-b", "portforward", 2),
+            ("a", "exec", 1),
+            ("a", "watch", 9),
+        ];
+        assert_eq!(rows, expected);
+        let many = (0..=MAX_OPEN).map(|it| open_at("a", "watch", &it.to_string(), 1));
+        assert_eq!(open(many.collect(), &names).len(), MAX_OPEN);
+    }
+}
