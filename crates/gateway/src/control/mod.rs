@@ -7,5 +7,6 @@ pub(crate) mod peer_controller;
 pub(crate) mod review;
 pub(crate) mod reviewer;
 pub(crate) mod self_test;
+mod shared_merges;
 pub(crate) mod upstream_probe;
 pub(crate) mod vanishing;

@@ -15,6 +15,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::timeout;
 
 use super::internal_client::{InternalClient, InternalRequest, InternalTarget};
+use super::shared_merges::SharedMerges;
 use crate::gzip::gzip;
 use crate::openapi::{
     DocumentId, DocumentRequest, LocalDocument, MergeRequest, MergedDocument, Part, PeerDocument,
@@ -47,7 +48,7 @@ pub(crate) async fn run(
         revalidated: Mutex::default(),
     });
     let mut tasks = JoinSet::new();
-    let mut waiting: HashMap<(DocumentId, Format), Vec<ReplySender>> = HashMap::new();
+    let mut merges: Merges = SharedMerges::new();
     loop {
         tokio::select! {
             request = merge_requests.recv() => match request {
@@ -75,20 +76,19 @@ pub(crate) async fn run(
                         let _ = reply.send(cached);
                         continue;
                     }
-                    let is_in_progress = waiting.contains_key(&key);
-                    let others = waiting.entry(key.clone()).or_default();
                     // Documents of peers change rarely: the cached document is served while it is
                     // revalidated.
-                    match cached {
-                        Some(cached) => drop(reply.send(Some(cached))),
-                        None => others.push(reply),
-                    }
-                    if !is_in_progress {
-                        let state = state.clone();
-                        tasks.spawn(async move {
-                            let merged = state.document(&key, local, contributors, incomplete).await;
-                            Some((key, merged))
-                        });
+                    let reply = match cached {
+                        Some(cached) => {
+                            let _ = reply.send(Some(cached));
+                            None
+                        }
+                        None => Some(reply),
+                    };
+                    let merged_from = (local.etag().cloned(), contributors.clone());
+                    let input = MergeInput { local, contributors, incomplete };
+                    if let Some(input) = merges.request(&key, merged_from, input, reply) {
+                        spawn_merge(&mut tasks, &state, key, input);
                     }
                 }
             },
@@ -98,16 +98,49 @@ pub(crate) async fn run(
                     Ok(None) => continue,
                     // A merge has panicked. Waiting requests get the document of the local server.
                     Err(_) => {
-                        waiting.clear();
+                        merges.clear();
                         continue;
                     }
                 };
-                for reply in waiting.remove(&key).unwrap_or_default() {
+                let finished = merges.finish(&key);
+                for reply in finished.replies {
                     let _ = reply.send(merged.clone());
+                }
+                if let Some(input) = finished.next {
+                    spawn_merge(&mut tasks, &state, key, input);
                 }
             }
         }
     }
+}
+
+/// The name of a document, and its encoding.
+type Key = (DocumentId, Format);
+
+/// The merges in progress. A request shares the merge of the same local document and the same peers.
+type Merges = SharedMerges<Key, (Option<HeaderValue>, PeerIds), MergeInput, ReplySender>;
+
+/// What a merge needs to know.
+struct MergeInput {
+    local: LocalDocument,
+    contributors: PeerIds,
+    incomplete: Vec<(String, String)>,
+}
+
+/// A finished merge; nothing for other tasks.
+type MergeDone = Option<(Key, Option<Arc<MergedDocument>>)>;
+
+fn spawn_merge(tasks: &mut JoinSet<MergeDone>, state: &Arc<State>, key: Key, input: MergeInput) {
+    let state = state.clone();
+    tasks.spawn(async move {
+        let MergeInput {
+            local,
+            contributors,
+            incomplete,
+        } = input;
+        let merged = state.document(&key, local, contributors, incomplete).await;
+        Some((key, merged))
+    });
 }
 
 /// When the index of a peer was last requested, and the index.
@@ -234,10 +267,7 @@ impl State {
         let (document_id, format) = key;
         let openapi = &self.client.bridge.cluster_handle.as_ref()?.openapi;
         let before = openapi.cache.get(document_id, *format);
-        let local_etag = match &local {
-            LocalDocument::Missing => None,
-            LocalDocument::Tagged(etag, _) => Some(etag.clone()),
-        };
+        let local_etag = local.etag().cloned();
         let is_fresh = self.is_fresh(key, &contributors);
         let mut fetches = JoinSet::new();
         for (position, peer) in contributors.iter().enumerate() {
@@ -335,10 +365,7 @@ impl State {
     ) -> Option<Arc<MergedDocument>> {
         let openapi = &self.client.bridge.cluster_handle.as_ref()?.openapi;
         let before = openapi.cache.get(document_id, *format)?;
-        let is_same = match local {
-            LocalDocument::Missing => before.local_etag.is_none(),
-            LocalDocument::Tagged(etag, _) => before.local_etag.as_ref() == Some(etag),
-        };
+        let is_same = before.local_etag.as_ref() == local.etag();
         let peers = before.parts.iter().map(|part| &part.identity);
         (is_same && before.hash.is_some() && peers.eq(contributors)).then_some(before)
     }

@@ -118,6 +118,15 @@ pub(crate) enum LocalDocument {
     Tagged(HeaderValue, Option<Bytes>),
 }
 
+impl LocalDocument {
+    pub(crate) fn etag(&self) -> Option<&HeaderValue> {
+        match self {
+            Self::Missing => None,
+            Self::Tagged(etag, _) => Some(etag),
+        }
+    }
+}
+
 /// Merged OpenAPI documents: the cache, and requests to the merger.
 #[derive(Debug)]
 pub(crate) struct OpenApiService {
