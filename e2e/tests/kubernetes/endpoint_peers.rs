@@ -35,6 +35,15 @@ const APIS: [VersionSpecificApi; 2] = [
     VersionSpecificApi::ATTRIBUTES_CLASSES,
 ];
 
+/// Clients that send requests at the same time.
+const CLIENTS: usize = 2;
+
+/// Rounds that the clients complete at least between two changes.
+const MIN_ROUNDS: usize = 10;
+
+/// A bridge is started and ended three times; in a round a client sends three requests to each API.
+const MIN_REQUESTS: usize = 2 * 3 * MIN_ROUNDS * 3 * APIS.len();
+
 /// The pause between two requests of the load.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -172,7 +181,7 @@ impl LoadControl {
     async fn wait_for_load(&self) {
         let before = self.rounds.load(Ordering::Relaxed);
         eventually("the clients continue", PEER_DISCOVERY_TIMEOUT, async || {
-            self.rounds.load(Ordering::Relaxed) > before + 10
+            self.rounds.load(Ordering::Relaxed) > before + CLIENTS + MIN_ROUNDS
         })
         .await;
     }
@@ -259,17 +268,16 @@ async fn no_request_fails_while_a_second_bridge_starts_and_stops() {
     wait_until_served(&plane).await;
     wait_until_all_are_known(&plane).await;
     let control = LoadControl::default();
-    let loads = [Protocol::H2, Protocol::H1].map(|protocol| Load::new(&plane, protocol));
+    let protocols: [_; CLIENTS] = [Protocol::H2, Protocol::H1];
+    let loads = protocols.map(|protocol| Load::new(&plane, protocol));
     let changes = async {
         for signal in ["TERM", "KILL", "TERM"] {
             plane.start_bridge(NEW);
             let bridge = plane.servers[NEW].bridge.to_string();
             wait_for_address(&plane, &bridge).await;
-            let peers = wait_until_all_are_known(&plane).await;
-            let new = identity(&plane, NEW).to_string();
-            let peer = peers.iter().find(|it| it["identity"] == new).unwrap();
+            wait_until_all_are_known(&plane).await;
             let server = plane.servers[NEW].address.to_string();
-            assert_eq!(peer["fallbackAddress"], server, "{peer}");
+            wait_for_fallback(&plane, &server).await;
             control.wait_for_load().await;
             control.is_killed.store(signal == "KILL", Ordering::Relaxed);
             plane.stop_bridge(NEW, signal);
@@ -294,7 +302,7 @@ async fn no_request_fails_while_a_second_bridge_starts_and_stops() {
         failed.len()
     );
     assert!(failed.is_empty(), "{failed:?}");
-    assert!(succeeded > 1000, "{succeeded}");
+    assert!(succeeded >= MIN_REQUESTS, "{succeeded}");
 }
 
 /// Waits until the bridge reaches the new server at this address.
@@ -305,6 +313,19 @@ async fn wait_for_address(plane: &ControlPlane, address: &str) {
         let peers = debug_peers(plane, BRIDGED).await["peers"].clone();
         let mut peers = peers.as_array().unwrap().iter();
         peers.any(|it| it["identity"] == new && it["address"] == address && it["reachable"] == true)
+    })
+    .await;
+}
+
+/// Waits until the bridge knows the address of the new server besides that of its bridge. While servers
+/// start, they remove addresses of each other from the `EndpointSlice` for up to 10 s.
+async fn wait_for_fallback(plane: &ControlPlane, address: &str) {
+    let new = identity(plane, NEW).to_string();
+    let what = format!("the new server can be reached at {address} too");
+    eventually(&what, PEER_DISCOVERY_TIMEOUT, async || {
+        let peers = debug_peers(plane, BRIDGED).await["peers"].clone();
+        let mut peers = peers.as_array().unwrap().iter();
+        peers.any(|it| it["identity"] == new && it["fallbackAddress"] == address)
     })
     .await;
 }

@@ -30,6 +30,7 @@ mod kube_apiserver_restart;
 mod kubectl;
 mod merged_discovery_parity;
 mod monitoring;
+mod openapi_freshness;
 mod peer_concurrent_startup;
 mod peer_crds;
 mod peer_etcd;
