@@ -3,6 +3,7 @@
 
 mod bridges;
 mod clients;
+mod components;
 mod node;
 mod requests;
 mod server;
@@ -17,6 +18,9 @@ use server::ServerReachability;
 
 pub(super) use clients::addresses as published_addresses;
 pub(super) use server::{at as with_address, expiry as certificate_expiry};
+
+/// Prints what to install on a node for it to have a bridge.
+const INSTALL_COMMAND: &str = "skewbridge manifest kubeadm";
 
 /// What to check.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,14 +88,14 @@ async fn of_cluster(options: &ClusterOptions) -> Vec<Finding> {
     };
     let mut findings = vec![bridges::first(&target, &first, problem.as_ref())];
     let ServerReachability::Bridge(answer) = &first else {
-        findings.extend(clients::check(options, &target, clients::First::Other).await);
+        findings.extend(clients::check(options, &target, components::First::Other).await);
         return findings;
     };
     let others = bridges::others(&target, answer, options.node).await;
     findings.extend(bridges::judge(&target, answer, &others, options.layout));
     let (requests, clients) = tokio::join!(
         requests::check(options, &target, answer, &others),
-        clients::check(options, &target, clients::First::Bridge),
+        clients::check(options, &target, components::First::Bridge),
     );
     findings.extend(requests);
     findings.extend(clients);
