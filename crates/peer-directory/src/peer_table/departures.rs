@@ -4,10 +4,14 @@
 //! The clocks of other hosts are not trusted. A departure begins when this process first observes
 //! it, or when an earlier process in the same boot of this host observed and stored it.
 
-use super::{
-    Addresses, Arc, BTreeMap, BTreeSet, DirectPoll, Duration, Identity, Instant, PeerTable,
-    ROLLOUT_GRACE, SystemTime,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::entry::{DirectPoll, Entry};
+use super::{PeerTable, ROLLOUT_GRACE};
+use crate::identity::Identity;
+use crate::registry::Addresses;
 use crate::served_record::StoredDeparture;
 
 /// A stored time is rewritten only if the departure begins at least this much later.
@@ -37,6 +41,19 @@ impl Departure {
     /// Whether the bridge may still return as part of a rollout.
     pub(super) fn is_recent(&self, at: Instant) -> bool {
         self.since + ROLLOUT_GRACE > at
+    }
+}
+
+impl Entry {
+    /// Treats a server whose bridge departed long ago as one that never had a bridge.
+    /// Returns whether that changed.
+    pub(super) fn end_grace(&mut self, departure: Option<&Departure>, at: Instant) -> bool {
+        let has_left = departure.is_some_and(|it| !it.is_recent(at)) && !self.has_bridge();
+        let is_news = has_left && self.direct == DirectPoll::Untried;
+        if is_news {
+            self.direct = DirectPoll::GraceExpired;
+        }
+        is_news
     }
 }
 
@@ -119,7 +136,7 @@ impl PeerTable {
 
     /// Whether addresses are in a file that has none for this server.
     fn is_missing_in_file(&self, identity: &Identity) -> bool {
-        let is_in_it = |entry: &super::Entry| entry.published;
+        let is_in_it = |entry: &Entry| entry.published;
         self.file_is_read && !self.entries.get(identity).is_some_and(is_in_it)
     }
 
