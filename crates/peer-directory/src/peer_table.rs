@@ -76,7 +76,7 @@ pub struct PeerTable {
     /// `--state-dir`.
     stored: Records,
     /// Since when servers with a record have no Lease.
-    unleased: BTreeMap<Identity, Instant>,
+    without_lease_since: BTreeMap<Identity, Instant>,
     /// Departures of bridges.
     departures: BTreeMap<Identity, Departure>,
     registry: RegistryRead,
@@ -113,7 +113,7 @@ impl PeerTable {
             entries: BTreeMap::new(),
             published: Records::new(),
             stored: Records::new(),
-            unleased: BTreeMap::new(),
+            without_lease_since: BTreeMap::new(),
             departures: BTreeMap::new(),
             registry: RegistryRead::NotAwaited,
             addresses_in_file: false,

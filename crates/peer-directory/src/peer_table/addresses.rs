@@ -63,12 +63,12 @@ impl PeerTable {
                 entry.lease_ended_at = None;
             }
             if !self.departures.contains_key(identity) {
-                entry.next_fetch_is_direct = false;
+                entry.next_poll_is_direct = false;
             }
             let had_bridge = entry.has_bridge();
             // A server that returns at the same address may have another version.
-            let is_back = !std::mem::replace(&mut entry.published, true);
-            if is_back || entry.address != Some(*address) {
+            let was_unpublished = !std::mem::replace(&mut entry.published, true);
+            if was_unpublished || entry.address != Some(*address) {
                 entry.address = Some(*address);
                 entry.health.record_success();
                 entry.poll_again(at);
@@ -111,13 +111,13 @@ impl PeerTable {
         let has_left = self.departures.contains_key(identity);
         if self.addresses_in_file {
             let listed = entry.address.filter(|_| entry.published);
-            let direct = direct.filter(|_| has_left && entry.next_fetch_is_direct);
+            let direct = direct.filter(|_| has_left && entry.next_poll_is_direct);
             direct.or(listed)
         } else if entry.published {
             entry.address
         } else if has_left {
             direct
-        } else if entry.next_fetch_is_direct {
+        } else if entry.next_poll_is_direct {
             direct.or(entry.address)
         } else {
             entry.address.or(direct)

@@ -49,11 +49,11 @@ impl Entry {
     /// Returns whether that changed.
     pub(super) fn end_grace(&mut self, departure: Option<&Departure>, at: Instant) -> bool {
         let has_left = departure.is_some_and(|it| !it.is_recent(at)) && !self.has_bridge();
-        let is_news = has_left && self.direct == DirectPoll::Untried;
-        if is_news {
+        let has_ended = has_left && self.direct == DirectPoll::Untried;
+        if has_ended {
             self.direct = DirectPoll::GraceExpired;
         }
-        is_news
+        has_ended
     }
 }
 
@@ -81,14 +81,14 @@ impl PeerTable {
                 None => {
                     entry.direct = DirectPoll::Untried;
                     if before.contains_key(identity) {
-                        entry.next_fetch_is_direct = false;
+                        entry.next_poll_is_direct = false;
                     }
                 }
                 Some(departure) => {
                     let known = before.get(identity);
                     if known.is_none_or(|known| known.since != departure.since) {
                         // The server itself may be reachable from now on.
-                        entry.next_fetch_is_direct = true;
+                        entry.next_poll_is_direct = true;
                         entry.poll_again(at);
                     }
                 }

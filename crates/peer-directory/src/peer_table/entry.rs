@@ -29,26 +29,26 @@ pub(super) struct Entry {
     /// A published address that is in none of the allowed networks.
     pub(super) refused_address: Option<SocketAddr>,
     pub(super) served: Option<Arc<ServedApis>>,
-    pub(super) fetch: RefreshSchedule,
+    pub(super) schedule: RefreshSchedule,
     pub(super) last_success: Option<SystemTime>,
     /// The `observed_at` of the record that was known when the current poll began.
-    pub(super) fetch_supersedes: Option<SystemTime>,
+    pub(super) poll_supersedes: Option<SystemTime>,
     /// The same for the last answer: a published record with another value is later.
     pub(super) superseded: Option<SystemTime>,
     pub(super) problem: Option<String>,
     pub(super) health: Arc<PeerHealth>,
     /// The address of the current poll.
-    pub(super) fetch_at: Option<SocketAddr>,
+    pub(super) polled_address: Option<SocketAddr>,
     /// When the current poll began, and the signs of a change until then.
-    pub(super) fetch_began: Option<(Instant, u64)>,
+    pub(super) poll_began: Option<(Instant, u64)>,
     /// The last poll, if it has failed, and the server has shown no sign of a restart since.
-    pub(super) failed_fetch: Option<FailedPoll>,
+    pub(super) failed_poll: Option<FailedPoll>,
     /// The address at which a bridge answered the last poll.
-    pub(super) bridge_at: Option<SocketAddr>,
+    pub(super) bridge_address: Option<SocketAddr>,
     /// The next poll goes to the server itself, because its bridge does not answer.
-    pub(super) next_fetch_is_direct: bool,
+    pub(super) next_poll_is_direct: bool,
     /// The current poll goes to the server itself.
-    pub(super) fetch_is_direct: bool,
+    pub(super) poll_is_direct: bool,
     /// The result of polling the server itself since its bridge departed.
     pub(super) direct: DirectPoll,
     /// The server itself, beside its bridge.
@@ -100,9 +100,9 @@ impl Entry {
 
     /// The server may have been replaced: polls it now.
     pub(super) fn poll_again(&mut self, at: Instant) {
-        self.failed_fetch = None;
+        self.failed_poll = None;
         self.health.confirmation().doubt();
-        self.fetch.refresh_now(at);
+        self.schedule.refresh_now(at);
     }
 
     /// The current poll has ended. One that began before the last sign of a change confirms nothing.
@@ -112,12 +112,12 @@ impl Entry {
         has_fallback: bool,
         at: Instant,
     ) {
-        let Some((began, doubts)) = self.fetch_began else {
+        let Some((began, doubts)) = self.poll_began else {
             return;
         };
         if has_succeeded {
             self.health.confirmation().refute(doubts);
-            self.failed_fetch = None;
+            self.failed_poll = None;
             return;
         }
         self.health.confirmation().doubt();
@@ -128,7 +128,7 @@ impl Entry {
             } else {
                 FirstAnswer::Received
             };
-            self.failed_fetch = Some(FailedPoll::new(began, at, answer));
+            self.failed_poll = Some(FailedPoll::new(began, at, answer));
         }
     }
 

@@ -29,40 +29,40 @@ impl PeerTable {
     pub fn set_leases(&mut self, all: Vec<LeaseSnapshot>, at: Instant) {
         self.leases_listed = true;
         for (identity, entry) in &mut self.entries {
-            let has_lease = all.iter().any(|seen| seen.identity == *identity);
+            let has_lease = all.iter().any(|lease| lease.identity == *identity);
             if !has_lease && identity.address().is_none() {
                 entry.end_lease(at);
             }
         }
-        for seen in all {
-            self.update_lease(seen, at);
+        for lease in all {
+            self.update_lease(lease, at);
         }
         self.remove_unused_entries(at);
     }
 
     /// Adds or updates a Lease.
-    pub fn update_lease(&mut self, seen: LeaseSnapshot, at: Instant) {
-        if seen.identity == self.own {
+    pub fn update_lease(&mut self, lease: LeaseSnapshot, at: Instant) {
+        if lease.identity == self.own {
             return;
         }
-        let departure = self.departures.get(&seen.identity);
-        let entry = self.entries.entry(seen.identity).or_default();
+        let departure = self.departures.get(&lease.identity);
+        let entry = self.entries.entry(lease.identity).or_default();
         entry.end_grace(departure, at);
         let (restarted, changed) = match &entry.lease {
             None => (true, at),
-            Some(state) if state.resource_version == seen.resource_version => {
+            Some(state) if state.resource_version == lease.resource_version => {
                 (false, state.changed)
             }
-            Some(state) => (state.holder != seen.holder, at),
+            Some(state) => (state.holder != lease.holder, at),
         };
         let first = entry.lease.as_ref().map_or(at, |state| state.first);
         entry.lease_ended_at = None;
-        if seen.host.is_some() {
-            entry.host = seen.host;
+        if lease.host.is_some() {
+            entry.host = lease.host;
         }
         entry.lease = Some(LeaseState {
-            holder: seen.holder,
-            resource_version: seen.resource_version,
+            holder: lease.holder,
+            resource_version: lease.resource_version,
             first,
             changed,
         });

@@ -22,19 +22,19 @@ impl PeerTable {
             if let Some(entry) = self.entries.get_mut(&identity)
                 && entry.runs()
                 && address.is_some()
-                && entry.fetch.begin_if_due(at)
+                && entry.schedule.begin_if_due(at)
             {
                 let is_fallback = std::mem::take(&mut entry.fallback.is_polled_next);
-                entry.fetch_supersedes = known;
-                entry.fetch_at = address.map(|it| it.address);
-                entry.fetch_began = Some((at, entry.health.confirmation().doubts()));
-                entry.fetch_is_direct = address.is_some_and(|it| it.origin.is_server());
+                entry.poll_supersedes = known;
+                entry.polled_address = address.map(|it| it.address);
+                entry.poll_began = Some((at, entry.health.confirmation().doubts()));
+                entry.poll_is_direct = address.is_some_and(|it| it.origin.is_server());
                 entry.fallback.is_polled = false;
                 let peer = self.peer(&identity);
                 let fallback = peer.as_ref().and_then(|it| it.record.fallback.clone());
                 match (fallback, self.entries.get_mut(&identity)) {
                     (Some(fallback), Some(entry)) if is_fallback => {
-                        entry.fetch_at = fallback.address;
+                        entry.polled_address = fallback.address;
                         entry.fallback.is_polled = true;
                         due.push(fallback);
                     }
@@ -64,23 +64,25 @@ impl PeerTable {
         entry.record_confirmation(outcome.is_ok(), has_fallback, at);
         match outcome {
             // The Lease has ended meanwhile: if it returns, the server is polled again.
-            _ if !entry.runs() => entry.fetch.failed(at, jitter),
+            _ if !entry.runs() => entry.schedule.failed(at, jitter),
             outcome if entry.fallback.is_polled => {
                 // The bridge is polled next: `problem` and `health` are those of the bridge.
-                entry.fetch.failed(at, jitter);
+                entry.schedule.failed(at, jitter);
                 if let Ok(served) = outcome {
                     entry.last_success = Some(wall);
-                    entry.superseded = entry.fetch_supersedes;
+                    entry.superseded = entry.poll_supersedes;
                     entry.served = Some(Arc::new(served));
                     entry.fallback.health.record_poll(at);
                     entry.fallback.health.record_success();
                 }
             }
             Ok(served) => {
-                entry.fetch.succeeded(at, served.change_detection(), jitter);
+                entry
+                    .schedule
+                    .succeeded(at, served.change_detection(), jitter);
                 entry.last_success = Some(wall);
-                entry.superseded = entry.fetch_supersedes;
-                entry.bridge_at = entry.fetch_at.filter(|_| served.by_bridge);
+                entry.superseded = entry.poll_supersedes;
+                entry.bridge_address = entry.polled_address.filter(|_| served.by_bridge);
                 entry.health.record_poll(at);
                 entry.served = Some(Arc::new(served));
                 entry.health.mark_reachable();
@@ -89,12 +91,12 @@ impl PeerTable {
                 if has_left && !entry.has_bridge() {
                     // The address may have changed since the poll began.
                     let listed = entry.address.map(|it| it.address);
-                    let answers = if entry.fetch_is_direct {
-                        let is_current = entry.fetch_at == direct
-                            || (entry.published && entry.fetch_at == listed);
+                    let answers = if entry.poll_is_direct {
+                        let is_current = entry.polled_address == direct
+                            || (entry.published && entry.polled_address == listed);
                         is_current.then_some(DirectPoll::ServerAnswers)
                     } else {
-                        (entry.is_in_file() && entry.fetch_at == listed)
+                        (entry.is_in_file() && entry.polled_address == listed)
                             .then_some(DirectPoll::BridgeAnswers)
                     };
                     has_answered = answers.is_some();
@@ -107,9 +109,9 @@ impl PeerTable {
                 }
             }
             Err(problem) => {
-                entry.fetch.failed(at, jitter);
+                entry.schedule.failed(at, jitter);
                 // Another process may have the address at the next answer.
-                entry.bridge_at = None;
+                entry.bridge_address = None;
                 entry.problem = Some(problem);
                 entry.fallback.is_polled_next = has_fallback;
                 if entry.direct == DirectPoll::BridgeAnswers {
@@ -118,9 +120,10 @@ impl PeerTable {
                 // Its bridge has crashed, or the registry has lost its address, or the file
                 // still has the address of a departed bridge: both addresses are tried
                 // alternately.
-                let has_two = (!entry.published && !has_left) || (entry.is_in_file() && has_left);
-                if has_two && direct.is_some() {
-                    entry.next_fetch_is_direct = !entry.next_fetch_is_direct;
+                let has_two_addresses =
+                    (!entry.published && !has_left) || (entry.is_in_file() && has_left);
+                if has_two_addresses && direct.is_some() {
+                    entry.next_poll_is_direct = !entry.next_poll_is_direct;
                 }
             }
         }
@@ -136,7 +139,7 @@ impl PeerTable {
         if let Some(entry) = self.entries.get_mut(identity)
             && has_left
             && entry.is_in_file()
-            && !entry.fetch_is_direct
+            && !entry.poll_is_direct
         {
             entry.direct = DirectPoll::BridgeAnswers;
             self.restart_grace(identity, at);
@@ -147,7 +150,7 @@ impl PeerTable {
     pub fn recheck(&mut self, identity: &Identity, at: Instant) {
         if let Some(entry) = self.entries.get_mut(identity) {
             entry.health.confirmation().doubt();
-            entry.fetch.recheck(at);
+            entry.schedule.recheck(at);
         }
     }
 
@@ -173,10 +176,10 @@ impl PeerTable {
             .collect();
         for identity in identities {
             if let Some(entry) = self.entries.get_mut(&identity)
-                && (!entry.fetch.is_in_progress()
-                    || entry.fetch_began.is_none_or(|(began, _)| began < since))
+                && (!entry.schedule.is_in_progress()
+                    || entry.poll_began.is_none_or(|(began, _)| began < since))
             {
-                entry.fetch.refresh_now(at);
+                entry.schedule.refresh_now(at);
             }
         }
     }
@@ -190,14 +193,14 @@ impl PeerTable {
             && !entry.health.confirmation().is_confirmed()
             // One that hangs would keep every write waiting.
             && entry.health.is_reachable()
-            && !entry.failed_fetch.is_some_and(|it| it.is_settled(since))
+            && !entry.failed_poll.is_some_and(|it| it.is_settled(since))
     }
 
     /// An administrator looks at the state of the servers: poll all of them soon, also those that do
     /// not answer.
     pub fn recheck_observed(&mut self, at: Instant) {
         for entry in self.entries.values_mut() {
-            entry.fetch.recheck_observed(at);
+            entry.schedule.recheck_observed(at);
         }
     }
 }

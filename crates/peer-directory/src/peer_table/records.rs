@@ -87,7 +87,7 @@ impl PeerTable {
     /// Records in the registry whose servers have had no Lease for [`RECORD_RETENTION`].
     pub fn outdated_records(&self, at: Instant) -> impl Iterator<Item = &Arc<ServedRecord>> {
         self.published.values().filter(move |record| {
-            let since = self.unleased.get(&record.identity);
+            let since = self.without_lease_since.get(&record.identity);
             since.is_some_and(|since| *since + RECORD_RETENTION <= at)
         })
     }
@@ -101,7 +101,7 @@ impl PeerTable {
             let known = before.get(&record.identity);
             if known.is_none_or(|known| known.observed_at != record.observed_at) {
                 // A bridge has just written it: its server may be about to return.
-                self.unleased.remove(&record.identity);
+                self.without_lease_since.remove(&record.identity);
             }
             let is_same = |known: &Arc<ServedRecord>| {
                 known.observed_at == record.observed_at && known.has_same_content(record)
@@ -123,19 +123,21 @@ impl PeerTable {
             let entry = entries.get(identity);
             entry.is_some_and(Entry::runs)
         };
-        self.unleased.retain(|identity, _| {
+        self.without_lease_since.retain(|identity, _| {
             let is_kept =
                 self.stored.contains_key(identity) || self.published.contains_key(identity);
             is_kept && !has_lease(identity)
         });
         for identity in self.stored.keys().chain(self.published.keys()) {
             if !has_lease(identity) {
-                self.unleased.entry(identity.clone()).or_insert(at);
+                self.without_lease_since
+                    .entry(identity.clone())
+                    .or_insert(at);
             }
         }
-        let unleased = &self.unleased;
+        let without_lease_since = &self.without_lease_since;
         self.stored.retain(|identity, _| {
-            let since = unleased.get(identity);
+            let since = without_lease_since.get(identity);
             since.is_none_or(|since| *since + RECORD_RETENTION > at)
         });
     }

@@ -69,7 +69,7 @@ impl PeerTable {
         let departure_problem = departure.filter(|_| entry.direct != DirectPoll::ServerAnswers);
         // A kube-apiserver may use the address of a killed bridge now.
         let is_bridge = advertised.is_some_and(|it| {
-            it.origin != AddressOrigin::Server && entry.bridge_at == Some(it.address)
+            it.origin != AddressOrigin::Server && entry.bridge_address == Some(it.address)
         });
         let origin = advertised.map(|it| it.origin);
         let is_published_by_bridge =
