@@ -76,7 +76,7 @@ fn build(
         workers: workers?,
     };
     peers::warn_of_incomplete_peering(&flags.peers, &config, diagnostics);
-    upstream::check_flags_of_many(flags, &config, diagnostics);
+    upstream::check_flags_of_balancer(flags, &config, diagnostics);
     authentication::check_front_proxy_is_not_user(&config, diagnostics);
     Some(config)
 }

@@ -10,7 +10,7 @@ use skewbridge_gateway::tls::files::LargestUnit;
 use skewbridge_gateway::tls::own_certificates::{EXPIRY_WARNING_PERIOD, PEER_NAME};
 
 use super::server::{self, BridgeReport, ServerReachability};
-use super::{Layout, Node, clients, node};
+use super::{AdminAddress, Layout, clients, node};
 use crate::check::finding::{Finding, Remedy, Section};
 use crate::check::handshake::ConnectProblem;
 use crate::check::parallel;
@@ -123,11 +123,15 @@ fn connection_remedy(target: &Target, problem: Option<&ConnectProblem>) -> Remed
 /// Contacts the other servers that the bridge lists. Where it does not report their addresses,
 /// their bridges are looked for at the published addresses, and at those that the admin port of the
 /// bridge on this machine shows.
-pub(super) async fn others(target: &Target, answer: &BridgeReport, node: Node) -> Vec<Other> {
+pub(super) async fn others(
+    target: &Target,
+    answer: &BridgeReport,
+    admin: AdminAddress,
+) -> Vec<Other> {
     let listed = answer.list.servers.iter().filter(|it| !it.local);
     let listed: Vec<_> = listed.cloned().collect();
     let published = if listed.iter().any(|it| it.address.is_none()) {
-        let (published, of_node) = tokio::join!(clients::addresses(target), node::addresses(node));
+        let (published, of_node) = tokio::join!(clients::addresses(target), node::addresses(admin));
         bridges_at(target, &published.unwrap_or_default() | &of_node).await
     } else {
         Vec::new()
@@ -135,23 +139,23 @@ pub(super) async fn others(target: &Target, answer: &BridgeReport, node: Node) -
     let probes = listed
         .into_iter()
         .map(|listed| -> parallel::Probe<'_, Other> {
-            let found = published.iter().find(|it| it.is_beside(&listed));
+            let found = published.iter().find(|it| it.is_in_front_of(&listed));
             Box::pin(async move {
                 if let Some(found) = found {
                     return found.of(listed);
                 }
-                let there = listed
+                let other_target = listed
                     .address
                     .as_ref()
-                    .map(|address| server::at(target, address));
-                let contact = match &there {
+                    .map(|address| server::with_address(target, address));
+                let contact = match &other_target {
                     Some(target) => Some(server::contact(target).await),
                     None => None,
                 };
                 Other {
                     listed,
                     contact,
-                    target: there,
+                    target: other_target,
                 }
             })
         });
@@ -167,7 +171,7 @@ struct PublishedBridge {
 
 impl PublishedBridge {
     /// Whether a server is the one behind this bridge.
-    fn is_beside(&self, server: &ServerDiscovery) -> bool {
+    fn is_in_front_of(&self, server: &ServerDiscovery) -> bool {
         let mut servers = self.answer.list.servers.iter();
         server.address.is_none() && servers.any(|it| it.local && it.identity == server.identity)
     }
@@ -188,7 +192,7 @@ async fn bridges_at(target: &Target, addresses: BTreeSet<SocketAddr>) -> Vec<Pub
         .map(|address| -> parallel::Probe<'_, _> {
             Box::pin(async move {
                 let address = address.to_string();
-                let target = server::at(target, &address);
+                let target = server::with_address(target, &address);
                 match server::contact(&target).await {
                     ServerReachability::Bridge(answer) => Some(PublishedBridge {
                         address,
@@ -298,9 +302,9 @@ fn contacted(
             Finding::not_known(SECTION, name, format!("{server} has no address for it"))
         }
         Some(ServerReachability::Bridge(answer)) => {
-            let theirs = identities(&answer.list);
+            let other_identities = identities(&answer.list);
             let name = format!("{host} has a bridge at {at}, which reaches the same servers");
-            let missing: Vec<_> = known.difference(&theirs).cloned().collect();
+            let missing: Vec<_> = known.difference(&other_identities).cloned().collect();
             let servers = answer.list.servers.iter();
             let unreachable: Vec<_> = (servers.filter(|it| !it.local && !it.reachable))
                 .map(self::host)

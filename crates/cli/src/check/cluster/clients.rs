@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use skewbridge_client::Target;
 use skewbridge_peer_directory::{EndpointSlice, List, endpoint_slice};
 
-use super::components::{self, Expected, First};
+use super::components::{self, CheckedServer, Expected};
 use super::server::{self, ServerReachability};
 use super::{ClusterOptions, INSTALL_COMMAND, Layout};
 use crate::check::finding::{Finding, Remedy, Section};
@@ -15,12 +15,16 @@ use crate::local_addresses;
 
 const SECTION: Section = Section::Clients;
 
-pub(super) async fn check(options: &ClusterOptions, target: &Target, first: First) -> Vec<Finding> {
+pub(super) async fn check(
+    options: &ClusterOptions,
+    target: &Target,
+    checked_server: CheckedServer,
+) -> Vec<Finding> {
     let addresses = addresses(target).await;
     let none = BTreeSet::new();
     let expected = Expected {
         target,
-        first,
+        checked_server,
         layout: options.layout,
         published: addresses.as_ref().unwrap_or(&none),
         local: local_addresses::all(),
@@ -56,7 +60,8 @@ async fn service(
     };
     let probes = addresses.iter().map(|&address| -> parallel::Probe<'_, _> {
         Box::pin(async move {
-            let contact = server::connect(&server::at(target, &address.to_string())).await;
+            let contact =
+                server::connect(&server::with_address(target, &address.to_string())).await;
             of_endpoint(address, &contact, layout)
         })
     });

@@ -30,16 +30,16 @@ const CONNECTIONS: usize = 10;
 
 /// What answers at the server of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum First {
+pub(super) enum CheckedServer {
     Bridge,
     /// A kube-apiserver, or nothing.
-    Other,
+    NotBridge,
 }
 
 /// What the clients of a cluster are judged by.
 pub(super) struct Expected<'a> {
     pub(super) target: &'a Target,
-    pub(super) first: First,
+    pub(super) checked_server: CheckedServer,
     pub(super) layout: Layout,
     /// The addresses of the Service `kubernetes`.
     pub(super) published: &'a BTreeSet<SocketAddr>,
@@ -252,7 +252,7 @@ impl Expected<'_> {
 
     /// The URL of the bridge of this node, or of the balancer.
     fn bridge_of_this_node(&self) -> Option<String> {
-        if self.first != First::Bridge {
+        if self.checked_server != CheckedServer::Bridge {
             return None;
         }
         let checked = &self.target.cluster.server;
@@ -310,14 +310,19 @@ mod tests {
     }
 
     /// The finding of `scheduler.conf`, which names this server.
-    fn scheduler(server: &str, reached: &Reached, first: First, layout: Layout) -> Finding {
+    fn scheduler(
+        server: &str,
+        reached: &Reached,
+        checked_server: CheckedServer,
+        layout: Layout,
+    ) -> Finding {
         let published = ["10.0.0.11:6443", "10.0.0.12:6443"].map(|it| it.parse().unwrap());
         let published = BTreeSet::from(published);
         // The bridge of another node.
         let checked = target("https://10.0.0.12:6443");
         let expected = Expected {
             target: &checked,
-            first,
+            checked_server,
             layout,
             published: &published,
             local: BTreeSet::from([[10, 0, 0, 11], [127, 0, 0, 1]].map(IpAddr::from)),
@@ -334,7 +339,7 @@ mod tests {
             is_refused: false,
         };
         let at = "https://127.0.0.1:6443";
-        let found = scheduler(at, &server(), First::Bridge, Layout::SamePort);
+        let found = scheduler(at, &server(), CheckedServer::Bridge, Layout::SamePort);
         assert_eq!(found.outcome, Outcome::Failure);
         assert_eq!(
             found.remedy.unwrap().command.unwrap(),
@@ -342,7 +347,7 @@ mod tests {
              --server=https://10.0.0.11:6443"
         );
         // The server of the check is no bridge either.
-        let found = scheduler(at, &server(), First::Other, Layout::SamePort);
+        let found = scheduler(at, &server(), CheckedServer::NotBridge, Layout::SamePort);
         assert_eq!(found.outcome, Outcome::Failure);
         let remedy = found.remedy.unwrap();
         assert_eq!(remedy.command, None);
@@ -373,7 +378,7 @@ mod tests {
                 last: ServerReachability::Server,
                 is_refused: false,
             };
-            let found = scheduler(server, &reached, First::Bridge, layout);
+            let found = scheduler(server, &reached, CheckedServer::Bridge, layout);
             let remedy = found.remedy.unwrap();
             assert_eq!(remedy.command.as_deref(), expected, "{layout:?} {server}");
             let names_file = remedy.file.is_some();
@@ -402,7 +407,7 @@ mod tests {
                 last: ServerReachability::Server,
                 is_refused: false,
             };
-            let found = scheduler(server, &reached, First::Bridge, layout);
+            let found = scheduler(server, &reached, CheckedServer::Bridge, layout);
             assert_eq!(found.outcome, expected, "{layout:?} {server}");
         }
     }
@@ -430,7 +435,7 @@ mod tests {
                 is_refused: false,
             };
             let at = "https://api.example.com:6443";
-            let found = scheduler(at, &reached, First::Bridge, Layout::SamePort);
+            let found = scheduler(at, &reached, CheckedServer::Bridge, Layout::SamePort);
             assert_eq!(found.outcome, expected, "{found:?}");
         }
     }
@@ -456,7 +461,7 @@ mod tests {
                 last: ServerReachability::Unreachable("x".to_owned()),
                 is_refused,
             };
-            let found = scheduler(at, &reached, First::Bridge, layout);
+            let found = scheduler(at, &reached, CheckedServer::Bridge, layout);
             let command = found.remedy.and_then(|it| it.command);
             assert_eq!(command.as_deref(), expected, "{at} {layout:?}");
             let is_failure = found.outcome == Outcome::Failure;

@@ -5,23 +5,23 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 
-use super::Node;
+use super::AdminAddress;
 use crate::check::admin_port;
 use crate::check::finding::{Finding, Remedy, Section};
 
 const SECTION: Section = Section::Node;
 
-pub(super) async fn check(node: Node) -> Vec<Finding> {
-    let address = admin_address(node);
+pub(super) async fn check(admin: AdminAddress) -> Vec<Finding> {
+    let address = socket_address(admin);
     let (ready, peers) = tokio::join!(
         admin_port::page(address, "/readyz?verbose"),
         admin_port::peers(address)
     );
-    let documents = match (peers, node) {
+    let documents = match (peers, admin) {
         (Ok(documents), _) => documents,
         // Without --admin-address a bridge is optional here.
-        (Err(_), Node::Default) => return Vec::new(),
-        (Err(why), Node::At(_)) => {
+        (Err(_), AdminAddress::Default) => return Vec::new(),
+        (Err(why), AdminAddress::At(_)) => {
             let remedy = Remedy::command(
                 "systemctl start skewbridge",
                 "start the bridge, or correct --admin-address",
@@ -40,16 +40,16 @@ pub(super) async fn check(node: Node) -> Vec<Finding> {
     findings
 }
 
-fn admin_address(node: Node) -> SocketAddr {
-    match node {
-        Node::Default => admin_port::DEFAULT_ADDRESS,
-        Node::At(address) => address,
+fn socket_address(admin: AdminAddress) -> SocketAddr {
+    match admin {
+        AdminAddress::Default => admin_port::DEFAULT_ADDRESS,
+        AdminAddress::At(address) => address,
     }
 }
 
 /// The addresses of all bridges that the bridge on this machine knows; none if there is no bridge.
-pub(super) async fn addresses(node: Node) -> BTreeSet<SocketAddr> {
-    let documents = admin_port::peers(admin_address(node)).await;
+pub(super) async fn addresses(admin: AdminAddress) -> BTreeSet<SocketAddr> {
+    let documents = admin_port::peers(socket_address(admin)).await;
     let documents = documents.unwrap_or_default();
     documents.iter().flat_map(addresses_of_document).collect()
 }

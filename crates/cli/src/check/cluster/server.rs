@@ -38,7 +38,7 @@ pub(super) struct BridgeReport {
 
 /// The same cluster and user at another address. All serving certificates have the name that pods
 /// verify.
-pub(in crate::check) fn at(target: &Target, authority: &str) -> Target {
+pub(in crate::check) fn with_address(target: &Target, authority: &str) -> Target {
     let server = format!("https://{authority}");
     target.clone().with_server(&server, Some(PEER_NAME))
 }

@@ -265,7 +265,7 @@ async fn ready(config: &Config, server: &UpstreamServer) -> Finding {
 /// The self-test of the bridge.
 async fn tests(config: &Config, loaded: &Loaded, server: &UpstreamServer) -> Vec<Finding> {
     let url = format!("https://{}", server.authority());
-    let believed = format!("{url} accepts users that the bridge asserts");
+    let name = format!("{url} accepts users that the bridge asserts");
     let Some(front_proxy) = loaded.front_proxy() else {
         let why = "without --proxy-client-cert-file the bridge asserts no user: kube-apiserver \
                    verifies tokens, and rejects client certificates";
@@ -273,7 +273,7 @@ async fn tests(config: &Config, loaded: &Loaded, server: &UpstreamServer) -> Vec
             "--proxy-client-cert-file",
             "set it and --proxy-client-key-file (kubeadm: front-proxy-client.crt and .key)",
         );
-        return vec![Finding::warning(SECTION, believed, why, remedy)];
+        return vec![Finding::warning(SECTION, name, why, remedy)];
     };
     let (user, published) = tokio::join!(
         authenticated_user(config, server),
@@ -282,7 +282,7 @@ async fn tests(config: &Config, loaded: &Loaded, server: &UpstreamServer) -> Vec
     let headers = &config.callers.headers;
     let result = evaluate::front_proxy(&user, &front_proxy, headers);
     let mut findings = vec![of_test(
-        believed,
+        name,
         result,
         &front_proxy.path,
         "--proxy-client-cert-file",

@@ -12,7 +12,7 @@ use crate::flag_values::{self, Parsed};
 use crate::serve::diagnostics::Diagnostics;
 use crate::serve::flags::PeerFlags;
 
-/// Objects of a version that the cluster has left for longer are the business of its administrator.
+/// Upper limit of `--guard-retention`, as its help says.
 const MAX_GUARD_RETENTION: Duration = Duration::from_hours(24);
 
 /// The placement rules of `--guard-*`.

@@ -98,12 +98,12 @@ pub(super) fn check_upstream_is_not_self(
     port: u16,
     diagnostics: &mut Diagnostics,
 ) {
-    let ours = ip_of(host).is_some_and(|ip| {
+    let is_own_address = ip_of(host).is_some_and(|ip| {
         ip == listen.bind_address
             || Some(ip) == listen.advertise_address
             || (listen.bind_address.is_unspecified() && (ip.is_loopback() || ip.is_unspecified()))
     });
-    if ours && port == listen.secure_port {
+    if is_own_address && port == listen.secure_port {
         diagnostics.problem(
             "--upstream",
             None,

@@ -208,9 +208,9 @@ pub(super) fn warn_of_incomplete_peering(
     .into_iter()
     .filter_map(|(flag, given)| (!given).then_some(flag))
     .collect();
-    let wanted = (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy)
+    let is_enabled = (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy)
         && !config.upstream.is_balanced();
-    if wanted && !given.is_empty() && !missing.is_empty() {
+    if is_enabled && !given.is_empty() && !missing.is_empty() {
         let missing = missing.join(", ");
         diagnostics.warning(
             &given.join(", "),

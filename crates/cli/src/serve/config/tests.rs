@@ -219,8 +219,8 @@ fn two_listeners_do_not_share_a_port() {
     let flags = ["--admin-address=127.0.0.1:6443".into()];
     let problems = files.parse(&flags).unwrap_err();
     assert_eq!(problems.0.len(), 1, "{problems}");
-    let apart = ["--bind-address=127.0.0.2".into(), flags[0].clone()];
-    assert!(files.parse(&apart).is_ok());
+    let separate = ["--bind-address=127.0.0.2".into(), flags[0].clone()];
+    assert!(files.parse(&separate).is_ok());
 
     let front_proxy = [
         format!("--proxy-client-cert-file={}", files.path("tls.crt")),
@@ -245,7 +245,7 @@ fn two_listeners_do_not_share_a_port() {
 }
 
 #[test]
-fn the_secure_admin_port_needs_a_certificate_to_ask_kube_apiserver_with() {
+fn the_secure_admin_port_needs_a_front_proxy_certificate_for_reviews() {
     let files = Files::new();
     let flags = ["--admin-secure-address=0.0.0.0:10271".into()];
     let problems = files.parse(&flags).unwrap_err();

@@ -230,7 +230,11 @@ fn asserted(text: &str) -> Parsed<String> {
 
 /// With several values of `--upstream`, each is a peer of the others: flags by which bridges find
 /// each other have no meaning.
-pub(super) fn check_flags_of_many(flags: &Flags, config: &Config, diagnostics: &mut Diagnostics) {
+pub(super) fn check_flags_of_balancer(
+    flags: &Flags,
+    config: &Config,
+    diagnostics: &mut Diagnostics,
+) {
     if !config.upstream.is_balanced() {
         return;
     }
@@ -277,8 +281,8 @@ pub(super) fn check_flags_of_many(flags: &Flags, config: &Config, diagnostics: &
              EndpointSlices as --bridge-user",
         );
     }
-    let wanted = (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy);
-    if wanted && !missing.is_empty() {
+    let is_enabled = (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy);
+    if is_enabled && !missing.is_empty() {
         let missing = missing.join(", ");
         diagnostics.warning(
             "--upstream",

@@ -203,7 +203,7 @@ fn the_admin_address_is_not_the_upstream() {
                  kube-apiserver"
             )]
         );
-        let apart = [flags[0].clone(), "--admin-address=127.0.0.1:10271".into()];
-        assert!(files.parse(&apart).is_ok());
+        let separate = [flags[0].clone(), "--admin-address=127.0.0.1:10271".into()];
+        assert!(files.parse(&separate).is_ok());
     }
 }
