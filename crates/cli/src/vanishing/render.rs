@@ -33,7 +33,7 @@ pub(super) fn table(merged: &Merged, color: Color, width: Option<usize>) -> Stri
     if let Some(other) = merged.other {
         let _ = writeln!(
             text,
-            "{} calls of further callers, which the bridges do not keep apart.\n",
+            "{} calls of further callers, which the bridges count together.\n",
             other.count
         );
     }

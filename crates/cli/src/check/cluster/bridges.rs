@@ -43,7 +43,7 @@ pub(super) fn first(
                 format!("it runs local-only: {why}"),
                 Remedy::command(
                     "skewbridge check --config=/etc/skewbridge/config.yaml",
-                    "set the flags that are missing; the command, on its machine, names them",
+                    "set the flags that are missing; run on its machine, the command names them",
                 ),
             ),
         },
@@ -276,7 +276,7 @@ fn reachable(name: String, listed: &ServerDiscovery) -> Finding {
     let remedy = Remedy::command(
         "skewbridge check",
         format!(
-            "start the bridge of {}; the command, there, shows what it lacks",
+            "start the bridge of {}; run on its machine, the command shows what it lacks",
             host(listed)
         ),
     );
@@ -320,8 +320,8 @@ fn contacted(
             let remedy = Remedy::command(
                 "skewbridge check --config=/etc/skewbridge/config.yaml",
                 format!(
-                    "give the bridge of {host} the same registry and flags; the command, there, \
-                         names what is missing"
+                    "give the bridge of {host} the same registry and flags; run on its machine, \
+                     the command names what is missing"
                 ),
             );
             Finding::failure(SECTION, name, why, remedy)

@@ -150,7 +150,7 @@ fn of_component(
             Remedy::command(
                 INSTALL_COMMAND,
                 "install a bridge on the nodes that have none, or remove them from the load \
-                 balancer; the command, on such a node, prints what to install",
+                 balancer; run on such a node, the command prints what to install",
             ),
         ),
         // The component has no server while nothing listens there.
@@ -187,8 +187,8 @@ fn server_remedy(
         return Remedy::command(
             INSTALL_COMMAND,
             format!(
-                "install a bridge on the node of {server}, and leave the file as it is; the \
-                 command, on that node, prints what to install"
+                "install a bridge on the node of {server}, and leave the file as it is; run \
+                 on that node, the command prints what to install"
             ),
         );
     }

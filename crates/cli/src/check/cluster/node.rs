@@ -169,7 +169,7 @@ fn of_peer(prefix: &str, peer: &Value) -> Finding {
     }
     let remedy = Remedy::command(
         "skewbridge check",
-        format!("start the bridge of {host}; the command, there, shows what it lacks"),
+        format!("start the bridge of {host}; run on its machine, the command shows what it lacks"),
     );
     Finding::failure(SECTION, name, problem, remedy)
 }

@@ -175,8 +175,8 @@ fn are_one_port(one: SocketAddr, other: SocketAddr) -> bool {
 pub(super) fn check_reviews_can_be_sent(flags: &Flags, diagnostics: &mut Diagnostics) {
     let secure = non_empty(flags.admin.admin_secure_address.as_ref());
     if secure.is_some() && non_empty(flags.upstream.proxy_client_cert_file.as_ref()).is_none() {
-        let message = "needs --proxy-client-cert-file, with which the bridge asks kube-apiserver \
-                       who may read the port";
+        let message = "needs --proxy-client-cert-file, with which the bridge sends TokenReviews and \
+                       SubjectAccessReviews of the port's clients to kube-apiserver";
         diagnostics.problem(ADMIN_SECURE_ADDRESS, None, message);
     }
 }
