@@ -1,6 +1,5 @@
 //! The flags of `check`: its own, and those of `serve`.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -178,10 +177,6 @@ impl Flags {
     }
 }
 
-/// The admin address that bridges have by default.
-pub(crate) const DEFAULT_ADMIN_ADDRESS: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 10270);
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -219,7 +214,6 @@ mod tests {
         let options = parse(&["--admin-address=127.0.0.1:1"]).unwrap();
         let node = options.cluster.map(|it| it.node);
         assert_eq!(node, Some(Node::At("127.0.0.1:1".parse().unwrap())));
-        assert_eq!(DEFAULT_ADMIN_ADDRESS.to_string(), "127.0.0.1:10270");
     }
 
     #[test]

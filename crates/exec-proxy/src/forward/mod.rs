@@ -8,6 +8,7 @@
 
 mod activity;
 mod body_budget;
+mod credential_state;
 mod dial;
 mod error;
 mod logged_failure;
@@ -41,9 +42,8 @@ use tokio::time::{sleep, timeout};
 
 pub use crate::modifier::BoxFuture;
 pub use activity::Activity;
-pub use dial::{
-    ConnectError, CredentialState, Dial, DialedStream, Protocol, ProtocolOffer, connect_error,
-};
+pub use credential_state::CredentialState;
+pub use dial::{ConnectError, Dial, DialedStream, Protocol, ProtocolOffer, connect_error};
 pub(crate) use serve::is_same_user;
 pub use serve::{Listener, serve};
 pub use server_thread::ServerThread;

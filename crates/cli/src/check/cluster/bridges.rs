@@ -140,7 +140,10 @@ pub(super) async fn others(target: &Target, answer: &BridgeReport, node: Node) -
                 if let Some(found) = found {
                     return found.of(listed);
                 }
-                let there = listed.address.as_ref().map(|address| at(target, address));
+                let there = listed
+                    .address
+                    .as_ref()
+                    .map(|address| server::at(target, address));
                 let contact = match &there {
                     Some(target) => Some(server::contact(target).await),
                     None => None,
@@ -185,7 +188,7 @@ async fn bridges_at(target: &Target, addresses: BTreeSet<SocketAddr>) -> Vec<Pub
         .map(|address| -> parallel::Probe<'_, _> {
             Box::pin(async move {
                 let address = address.to_string();
-                let target = at(target, &address);
+                let target = server::at(target, &address);
                 match server::contact(&target).await {
                     ServerReachability::Bridge(answer) => Some(PublishedBridge {
                         address,
@@ -198,13 +201,6 @@ async fn bridges_at(target: &Target, addresses: BTreeSet<SocketAddr>) -> Vec<Pub
         });
     let bridges = parallel::all(probes.collect()).await;
     bridges.into_iter().flatten().collect()
-}
-
-/// The same cluster and user at another address. All serving certificates have the name that pods
-/// verify.
-pub(in crate::check) fn at(target: &Target, authority: &str) -> Target {
-    let server = format!("https://{authority}");
-    target.clone().with_server(&server, Some(PEER_NAME))
 }
 
 /// The findings about all bridges.

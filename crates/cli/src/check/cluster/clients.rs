@@ -7,7 +7,6 @@ use std::path::Path;
 use skewbridge_client::{Kubeconfig, Target};
 use skewbridge_peer_directory::{EndpointSlice, List, endpoint_slice};
 
-use super::bridges::at;
 use super::server::{self, ServerReachability};
 use super::{ClusterOptions, Layout};
 use crate::check::finding::{Finding, Remedy, Section};
@@ -93,7 +92,7 @@ async fn service(
     };
     let probes = addresses.iter().map(|&address| -> parallel::Probe<'_, _> {
         Box::pin(async move {
-            let contact = server::connect(&at(target, &address.to_string())).await;
+            let contact = server::connect(&server::at(target, &address.to_string())).await;
             of_endpoint(address, &contact, layout)
         })
     });

@@ -15,9 +15,8 @@ use skewbridge_client::{Error, Kubeconfig, Target};
 use super::finding::{Finding, Remedy, Section};
 use server::ServerReachability;
 
-pub(super) use bridges::at as with_address;
 pub(super) use clients::addresses as published_addresses;
-pub(super) use server::expiry as certificate_expiry;
+pub(super) use server::{at as with_address, expiry as certificate_expiry};
 
 /// What to check.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,7 +8,6 @@ use serde_json::Value;
 use super::Node;
 use crate::check::admin_port;
 use crate::check::finding::{Finding, Remedy, Section};
-use crate::check::flags::DEFAULT_ADMIN_ADDRESS;
 
 const SECTION: Section = Section::Node;
 
@@ -43,7 +42,7 @@ pub(super) async fn check(node: Node) -> Vec<Finding> {
 
 fn admin_address(node: Node) -> SocketAddr {
     match node {
-        Node::Default => DEFAULT_ADMIN_ADDRESS,
+        Node::Default => admin_port::DEFAULT_ADDRESS,
         Node::At(address) => address,
     }
 }
@@ -230,7 +229,7 @@ mod tests {
 
     #[test]
     fn failing_checks_of_readiness_are_named() {
-        let address = DEFAULT_ADMIN_ADDRESS;
+        let address = admin_port::DEFAULT_ADDRESS;
         let text = "[+]ping ok\n[-]upstream failed: refused\nreadyz check failed\n";
         let found = of_readyz(address, &Ok((503, text.to_owned())));
         assert_eq!(found.outcome, Outcome::Failure);
