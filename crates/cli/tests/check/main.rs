@@ -464,7 +464,7 @@ async fn a_port_that_kube_apiserver_has_until_it_moves() {
         "skewbridge manifest kubeadm --output-dir=/etc/skewbridge"
     );
     // As the installation page shows it.
-    let page = include_str!("../../../docs/install-kubeadm.md");
+    let page = include_str!("../../../../docs/install-kubeadm.md");
     let (_, documented) = page.split_once("\nports\n").unwrap();
     let (documented, _) = documented.split_once("\n\n").unwrap();
     let documented = documented
