@@ -1,6 +1,8 @@
-//! `skewbridge check` before a bridge starts, run as its users run it, against fake servers.
-//! Remedies are applied, and the check passes then.
+//! `skewbridge check` before a bridge starts, and of the versions of a cluster, run as its users run
+//! it, against fake servers. Remedies are applied, and the check passes then.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
+
+mod versions;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};

@@ -6,6 +6,7 @@ mod clients;
 mod node;
 mod requests;
 mod server;
+mod versions;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -89,6 +90,7 @@ async fn of_cluster(options: &ClusterOptions) -> Vec<Finding> {
     };
     let others = bridges::others(&target, answer, options.node).await;
     findings.extend(bridges::judge(&target, answer, &others, options.layout));
+    findings.extend(versions::judge(&target.server(), answer, &others));
     let (requests, clients) = tokio::join!(
         requests::check(options, &target, answer, &others),
         clients::check(options, &target, clients::First::Bridge),
