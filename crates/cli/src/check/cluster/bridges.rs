@@ -253,7 +253,7 @@ pub(super) fn judge(
 }
 
 /// The host of a server with its version.
-fn host(server: &ServerDiscovery) -> String {
+pub(super) fn host(server: &ServerDiscovery) -> String {
     let host = server.host.as_ref().unwrap_or(&server.identity);
     match &server.version {
         Some(version) => format!("{host} ({version})"),

@@ -7,6 +7,7 @@ mod components;
 mod node;
 mod requests;
 mod server;
+mod versions;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -94,6 +95,7 @@ async fn of_cluster(options: &ClusterOptions) -> Vec<Finding> {
     };
     let others = bridges::others(&target, answer, options.admin).await;
     findings.extend(bridges::judge(&target, answer, &others, options.layout));
+    findings.extend(versions::judge(&target.server(), answer, &others));
     let (requests, clients) = tokio::join!(
         requests::check(options, &target, answer, &others),
         clients::check(options, &target, components::CheckedServer::Bridge),

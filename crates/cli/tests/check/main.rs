@@ -1,6 +1,8 @@
-//! `skewbridge check` before a bridge starts, run as its users run it, against fake servers.
-//! Remedies are applied, and the check passes then.
+//! `skewbridge check` before a bridge starts, and of the versions of a cluster, run as its users run
+//! it, against fake servers. Remedies are applied, and the check passes then.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
+
+mod versions;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -464,7 +466,7 @@ async fn a_port_that_kube_apiserver_has_until_it_moves() {
         "skewbridge manifest kubeadm --output-dir=/etc/skewbridge"
     );
     // As the installation page shows it.
-    let page = include_str!("../../../docs/install-kubeadm.md");
+    let page = include_str!("../../../../docs/install-kubeadm.md");
     let (_, documented) = page.split_once("\nports\n").unwrap();
     let (documented, _) = documented.split_once("\n\n").unwrap();
     let documented = documented
