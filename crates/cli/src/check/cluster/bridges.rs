@@ -19,7 +19,7 @@ use crate::check::preflight::{ServerClock, judge_clocks};
 const SECTION: Section = Section::Bridges;
 
 /// Another server of the cluster, and what answers at its address.
-pub(super) struct Other {
+pub(super) struct OtherServer {
     pub(super) listed: ServerDiscovery,
     pub(super) contact: Option<ServerReachability>,
     pub(super) target: Option<Target>,
@@ -127,7 +127,7 @@ pub(super) async fn others(
     target: &Target,
     answer: &BridgeReport,
     admin: AdminAddress,
-) -> Vec<Other> {
+) -> Vec<OtherServer> {
     let listed = answer.list.servers.iter().filter(|it| !it.local);
     let listed: Vec<_> = listed.cloned().collect();
     let published = if listed.iter().any(|it| it.address.is_none()) {
@@ -138,7 +138,7 @@ pub(super) async fn others(
     };
     let probes = listed
         .into_iter()
-        .map(|listed| -> parallel::Probe<'_, Other> {
+        .map(|listed| -> parallel::Probe<'_, OtherServer> {
             let found = published.iter().find(|it| it.is_in_front_of(&listed));
             Box::pin(async move {
                 if let Some(found) = found {
@@ -152,7 +152,7 @@ pub(super) async fn others(
                     Some(target) => Some(server::contact(target).await),
                     None => None,
                 };
-                Other {
+                OtherServer {
                     listed,
                     contact,
                     target: other_target,
@@ -176,9 +176,9 @@ impl PublishedBridge {
         server.address.is_none() && servers.any(|it| it.local && it.identity == server.identity)
     }
 
-    fn of(&self, mut listed: ServerDiscovery) -> Other {
+    fn of(&self, mut listed: ServerDiscovery) -> OtherServer {
         listed.address = Some(self.address.clone());
-        Other {
+        OtherServer {
             listed,
             contact: Some(ServerReachability::Bridge(self.answer.clone())),
             target: Some(self.target.clone()),
@@ -211,7 +211,7 @@ async fn bridges_at(target: &Target, addresses: BTreeSet<SocketAddr>) -> Vec<Pub
 pub(super) fn judge(
     target: &Target,
     answer: &BridgeReport,
-    others: &[Other],
+    others: &[OtherServer],
     layout: Layout,
 ) -> Vec<Finding> {
     let now = SystemTime::now();
@@ -284,7 +284,7 @@ fn reachable(name: String, listed: &ServerDiscovery) -> Finding {
 }
 
 fn contacted(
-    other: &Other,
+    other: &OtherServer,
     server: &str,
     layout: Layout,
     known: &BTreeSet<String>,
@@ -418,7 +418,7 @@ mod tests {
             (None, Outcome::NotKnown),
         ];
         for (contact, expected) in rows {
-            let other = Other {
+            let other = OtherServer {
                 listed: listed("b"),
                 contact,
                 target: None,

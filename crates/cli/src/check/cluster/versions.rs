@@ -7,7 +7,7 @@ use skewbridge_discovery::ServerDiscovery;
 use skewbridge_released_apis::Minor;
 use skewbridge_upgrade_check::skew_policy::MAX_SERVER_SKEW_MINORS;
 
-use super::bridges::{Other, host};
+use super::bridges::{OtherServer, host};
 use super::server::{BridgeReport, ServerReachability};
 use crate::check::finding::{Finding, Remedy, Section};
 
@@ -17,7 +17,7 @@ const SECTION: Section = Section::Bridges;
 type VersionOfBridge<'a> = (String, Option<&'a str>);
 
 /// The findings about the bridge at `server` and the others.
-pub(super) fn judge(server: &str, answer: &BridgeReport, others: &[Other]) -> Vec<Finding> {
+pub(super) fn judge(server: &str, answer: &BridgeReport, others: &[OtherServer]) -> Vec<Finding> {
     let mut bridges = vec![(server.to_owned(), answer.list.bridge_version.as_deref())];
     for other in others {
         if let (Some(ServerReachability::Bridge(answer)), Some(address)) =
