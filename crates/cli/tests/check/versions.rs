@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use skewbridge_testkit::{ApiServer, Ca, Options, RecordedRequest, Reply, ScratchDir};
 use tokio::process::Command;
 
-use super::{OK, Report, run};
+use crate::check_fixture::{OK, Report, run};
 
 const SERVER_LIST: &str = "application/json;g=skewbridge.io;v=v1alpha1;as=ServerDiscoveryList";
 
