@@ -10,7 +10,7 @@ mod streams;
 
 use anyhow::Result;
 
-use self::result::TranslateResult;
+use self::result::{StreamsResult, TranslateResult};
 use crate::args::{Translate, TranslatePart};
 use crate::proxies::bridge;
 use crate::report;
@@ -25,8 +25,8 @@ pub(crate) async fn run(args: Translate) -> Result<()> {
         copy: None,
     };
     if args.has(TranslatePart::Streams) {
-        let streams = streams::measure(&args, program, &result.kube_apiserver).await?;
-        result.streams = Some(streams);
+        let measured = streams::measure(&args, program, &result.kube_apiserver).await?;
+        result.streams = Some(StreamsResult::new(&args, &measured)?);
     }
     if args.has(TranslatePart::Copy) {
         let copy = copy::measure(&args, program, &result.kube_apiserver).await?;

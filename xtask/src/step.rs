@@ -72,6 +72,12 @@ impl Steps {
     }
 }
 
+/// Adds to an I/O error the file or program that it concerns.
+pub(crate) fn failed(what: &str) -> impl Fn(std::io::Error) -> StepError + use<> {
+    let what = what.to_owned();
+    move |error| StepError(format!("{what}: {error}"))
+}
+
 /// What a program prints, without the line break at its end.
 pub(crate) fn output(command: &mut Command) -> Result<String, StepError> {
     let line = describe(command);

@@ -13,7 +13,6 @@ use tokio::time::{sleep, timeout};
 use super::client::Target;
 use super::node::DIRECT_PATH;
 use super::node_command::exec_path;
-use super::result::StreamsResult;
 use crate::args::Translate;
 use crate::h2_client::wait_until_serving;
 use crate::pki::{self, Pki};
@@ -41,7 +40,7 @@ pub(super) async fn measure(
     args: &Translate,
     program: Option<&Path>,
     version: &str,
-) -> Result<StreamsResult> {
+) -> Result<Vec<Measured>> {
     // Declared before the children, so dropped after them.
     let scratch = ScratchDir::create()?;
     let plane = ControlPlane::start(&[ServerSpec::of(version).without_bridge()]).await;
@@ -82,12 +81,11 @@ pub(super) async fn measure(
         process: Some(bridge.process().pid()),
         target: target(bridge.address(), exec_path()),
     }));
-    let rounds = rounds(args, &routes).await.with_context(|| {
+    rounds(args, &routes).await.with_context(|| {
         let words = bridge.as_ref().map(|bridge| bridge.process().log_tail());
         let words = words.unwrap_or_default();
         format!("the node{}, the bridge{words}", node.log_tail())
-    })?;
-    StreamsResult::new(args, &rounds)
+    })
 }
 
 async fn start_node(scratch: &ScratchDir, pki: &Pki, port: u16) -> Result<OwnedProcess> {

@@ -115,6 +115,34 @@ async fn requests_pass_through_the_process_over_both_protocols() {
     assert!(answer.ends_with("\r\n\r\nok"), "{answer}");
 }
 
+/// It names files with keys; it has neither their content nor a password of a URL.
+#[tokio::test]
+async fn a_dry_run_prints_no_secret() {
+    let fixture = ServeFixture::new().await;
+    let output = fixture
+        .command(&["--dry-run"])
+        .stdout(Stdio::piped())
+        .output();
+    let printed = String::from_utf8(output.unwrap().stdout).unwrap();
+    for name in ["serving.key", "front-proxy.key"] {
+        assert!(printed.contains(name), "{name}: {printed}");
+        let key = std::fs::read_to_string(fixture.dir.path().join(name)).unwrap();
+        for line in key.lines() {
+            assert!(!printed.contains(line), "{line}: {printed}");
+        }
+    }
+    for url in ["--upstream=", "--etcd-servers="] {
+        let url = format!("{url}https://admin:hunter2@10.0.0.11:6443");
+        let mut command = fixture.command(&["--dry-run", &url]);
+        let output = command.stdout(Stdio::piped()).output().unwrap();
+        assert_eq!(output.status.code(), Some(64), "{output:?}");
+        for text in [&output.stdout, &output.stderr] {
+            let text = String::from_utf8_lossy(text);
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_configuration_that_a_dry_run_prints_serves_from_a_file() {
     let fixture = ServeFixture::new().await;

@@ -45,6 +45,8 @@ pub struct ServerDiscoveryList {
     pub local_only: Option<String>,
     /// The leaders of the control plane whose requests the bridge has seen.
     pub leaders: Vec<Leader>,
+    /// The version of the bridge.
+    pub bridge_version: Option<String>,
 }
 
 /// A component that has renewed the Lease of its leader election in `kube-system`.
@@ -106,6 +108,8 @@ impl ServerDiscoveryList {
             local_only: Option<String>,
             #[serde(default, deserialize_with = "null_as_default")]
             leaders: Vec<Leader>,
+            #[serde(default, rename = "bridgeVersion")]
+            bridge_version: Option<String>,
         }
         let meta = TypeMeta::expect(bytes, KIND)?;
         if meta.api_version != API_VERSION {
@@ -115,18 +119,24 @@ impl ServerDiscoveryList {
             servers,
             local_only,
             leaders,
+            bridge_version,
         } = read(bytes, KIND)?;
         Ok(Self {
             servers,
             local_only,
             leaders,
+            bridge_version,
         })
     }
 }
 
 impl Serialize for ServerDiscoveryList {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let optional = [self.local_only.is_some(), !self.leaders.is_empty()];
+        let optional = [
+            self.local_only.is_some(),
+            !self.leaders.is_empty(),
+            self.bridge_version.is_some(),
+        ];
         let fields = 3 + optional.map(usize::from).iter().sum::<usize>();
         let mut list = serializer.serialize_struct(KIND, fields)?;
         list.serialize_field("kind", KIND)?;
@@ -137,6 +147,9 @@ impl Serialize for ServerDiscoveryList {
         }
         if !self.leaders.is_empty() {
             list.serialize_field("leaders", &self.leaders)?;
+        }
+        if let Some(version) = &self.bridge_version {
+            list.serialize_field("bridgeVersion", version)?;
         }
         list.end()
     }
@@ -302,12 +315,14 @@ mod tests {
                 version: "v1.36.4".to_owned(),
                 renewed_seconds_ago: 2,
             }],
+            bridge_version: Some("0.2.0".to_owned()),
             ..ServerDiscoveryList::default()
         };
         let text = concat!(
             r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","#,
             r#""servers":[],"localOnly":"the gate is off","leaders":[{"component":"#,
-            r#""kube-scheduler","version":"v1.36.4","renewedSecondsAgo":2}]}"#
+            r#""kube-scheduler","version":"v1.36.4","renewedSecondsAgo":2}],"#,
+            r#""bridgeVersion":"0.2.0"}"#
         );
         assert_eq!(serde_json::to_string(&list).unwrap(), text);
         assert_eq!(ServerDiscoveryList::parse(text.as_bytes()).unwrap(), list);

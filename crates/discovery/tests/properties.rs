@@ -356,7 +356,7 @@ proptest! {
     #[test]
     fn a_server_discovery_list_round_trips(
         identity in ".{0,8}",
-        words in vec(proptest::option::of(".{0,8}"), 6),
+        words in vec(proptest::option::of(".{0,8}"), 7),
         flags in any::<[bool; 2]>(),
         document in proptest::option::of(document()),
         leaders in vec((".{0,8}", ".{0,8}"), 0..3),
@@ -380,6 +380,7 @@ proptest! {
             }],
             local_only: words[4].clone(),
             leaders: leaders.collect(),
+            bridge_version: words[6].clone(),
         };
         let written = serde_json::to_vec(&list).unwrap();
         prop_assert_eq!(ServerDiscoveryList::parse(&written).unwrap(), list);

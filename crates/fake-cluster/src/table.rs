@@ -2,6 +2,7 @@
 //! for common resources, and the default columns for others.
 
 mod cells;
+mod fields;
 mod pod;
 mod services_and_policies;
 mod workloads;

@@ -199,18 +199,18 @@ impl LeaseController {
     /// Records the state of the Lease. Returns since when it has that state, and whether a change has
     /// been observed.
     fn record_observation(&mut self, lease: &IdentityLease, at: Instant) -> (Instant, bool) {
-        let seen = LeaseState::of(lease);
+        let current = LeaseState::of(lease);
         let (since, changed) = match &self.observation {
             Observation::None => (at, false),
             Observation::Present {
                 state,
                 since,
                 changed,
-            } if *state == seen => (*since, *changed),
+            } if *state == current => (*since, *changed),
             Observation::Absent { .. } | Observation::Present { .. } => (at, true),
         };
         self.observation = Observation::Present {
-            state: seen,
+            state: current,
             since,
             changed,
         };

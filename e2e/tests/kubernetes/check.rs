@@ -100,6 +100,15 @@ impl Report {
         found.unwrap_or_else(|| panic!("no failure {name:?} in {failures:#?}"))
     }
 
+    /// The names of the warnings but that for the versions of these tests, 1.34 and 1.36.
+    fn warnings_but_for_the_versions(&self) -> Vec<&str> {
+        let (versions, others): (Vec<_>, Vec<_>) = (self.with("warning").into_iter())
+            .map(|it| it["name"].as_str().unwrap())
+            .partition(|it| *it == "kube-apiservers are at most one minor version apart");
+        assert_eq!(versions.len(), 1, "{:#}", self.document);
+        others
+    }
+
     #[track_caller]
     fn passes(&self) {
         let failures = self.with("failure");

@@ -3,12 +3,13 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
-use std::{env, fs, io};
+use std::{env, fs};
 
+use super::go_command::go;
 use super::go_modules;
 use super::python;
 use super::version::Version;
-use crate::step::{self, StepError};
+use crate::step::{self, StepError, failed};
 
 /// Built programs. They are kept outside the checkout under a digest of their inputs, and
 /// linked into it under their plain names.
@@ -233,22 +234,6 @@ fn stamp(version: Version) -> String {
         set("gitMinor", version.minor.to_string()),
     ]
     .join(" ")
-}
-
-/// The go command, independent of the user's settings.
-pub(super) fn go(words: &str) -> Command {
-    let mut command = Command::new("go");
-    command
-        .args(words.split_whitespace())
-        .env("CGO_ENABLED", "0")
-        .env("GOTOOLCHAIN", "local")
-        .env("GOFLAGS", "");
-    command
-}
-
-pub(super) fn failed(what: &str) -> impl Fn(io::Error) -> StepError + use<> {
-    let what = what.to_owned();
-    move |error| StepError(format!("{what}: {error}"))
 }
 
 /// All Go source files below a directory, sorted.

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, process};
 
-use super::build_cache::{failed, go};
+use super::go_command::go;
 use super::version::Version;
-use crate::step::{self, StepError};
+use crate::step::{self, StepError, failed};
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
 

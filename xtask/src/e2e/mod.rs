@@ -2,6 +2,7 @@
 
 mod build_cache;
 mod control_planes;
+mod go_command;
 mod go_modules;
 mod parallel;
 mod python;

@@ -10,9 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use super::build_cache::failed;
 use super::suites::Suite;
-use crate::step::StepError;
+use crate::step::{StepError, failed};
 
 /// A starting server keeps a core busy, and the test command is made for two cores.
 const MAX_PARALLEL_SUITES: usize = 2;

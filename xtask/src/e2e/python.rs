@@ -3,9 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::build_cache::failed;
 use crate::debian_packages;
-use crate::step::{self, StepError};
+use crate::step::{self, StepError, failed};
 
 /// Debian has the modules for virtual environments in a separate package.
 pub(super) fn ensure_environments() -> Result<(), StepError> {

@@ -1,7 +1,7 @@
 //! Requests to the admin port of a bridge on this machine.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -9,6 +9,10 @@ use skewbridge_client::{Request, Response};
 
 use super::handshake::PROBE_TIMEOUT;
 use crate::admin_port::AdminTarget;
+
+/// The admin address that bridges have by default.
+pub(crate) const DEFAULT_ADDRESS: SocketAddr =
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10270);
 
 /// The media type of `/flagz` as JSON.
 const FLAGZ: &str = "application/json;v=v1beta1;g=config.k8s.io;as=Flagz";
@@ -64,6 +68,11 @@ fn of_flags(flags: &BTreeMap<String, String>) -> Vec<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_default_address_is_on_this_machine() {
+        assert_eq!(DEFAULT_ADDRESS.to_string(), "127.0.0.1:10270");
+    }
 
     #[test]
     fn listeners_are_read_from_flags() {

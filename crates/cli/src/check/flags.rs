@@ -1,12 +1,11 @@
 //! The flags of `check`: its own, and those of `serve`.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use super::cluster::{ClusterOptions, Layout, Node};
+use super::cluster::{AdminAddress, ClusterOptions, Layout};
 use super::upgrade;
 use crate::{flag_values, serve};
 
@@ -106,7 +105,7 @@ pub(crate) enum Subject {
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     /// Check a configuration before a bridge starts with it.
-    pub(crate) before: Option<serve::CommandLine>,
+    pub(crate) preflight: Option<serve::CommandLine>,
     /// Check a cluster with bridges.
     pub(crate) cluster: Option<ClusterOptions>,
     pub(crate) format: Format,
@@ -140,7 +139,7 @@ impl Flags {
             .map_err(|wrong| problems.push(format!("--output: {wrong}")));
         let wait = flag_values::duration(&self.wait)
             .map_err(|wrong| problems.push(format!("--wait: {wrong}")));
-        let before = self.serve.has_flags_beside(ADMIN_ADDRESS);
+        let preflight = self.serve.has_flags_beside(ADMIN_ADDRESS);
         let of_cluster = self.server.is_some()
             || self.kubeconfig.is_some()
             || self.context.is_some()
@@ -149,13 +148,13 @@ impl Flags {
             problems.push("--tls-server-name: requires --server".to_owned());
         }
         let admin = match self.serve.given(ADMIN_ADDRESS) {
-            None => Some(Node::Default),
+            None => Some(AdminAddress::Default),
             Some(text) => flag_values::loopback_socket(text)
-                .map(Node::At)
+                .map(AdminAddress::At)
                 .map_err(|wrong| problems.push(format!("--admin-address: {wrong}")))
                 .ok(),
         };
-        let cluster = (of_cluster || !before).then(|| ClusterOptions {
+        let cluster = (of_cluster || !preflight).then(|| ClusterOptions {
             server: self.server.clone(),
             tls_server_name: self.tls_server_name.clone(),
             kubeconfig: self.kubeconfig.clone(),
@@ -164,11 +163,11 @@ impl Flags {
             namespace: self.namespace.clone(),
             kubernetes_dir: self.kubernetes_dir.clone(),
             layout,
-            node: admin.unwrap_or(Node::Default),
+            admin: admin.unwrap_or(AdminAddress::Default),
         });
         match (format, wait) {
             (Ok(format), Ok(wait)) if problems.is_empty() => Ok(Options {
-                before: before.then(|| self.serve.clone()),
+                preflight: preflight.then(|| self.serve.clone()),
                 cluster,
                 format,
                 wait,
@@ -177,10 +176,6 @@ impl Flags {
         }
     }
 }
-
-/// The admin address that bridges have by default.
-pub(crate) const DEFAULT_ADMIN_ADDRESS: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 10270);
 
 #[cfg(test)]
 mod tests {
@@ -211,15 +206,17 @@ mod tests {
             (&["--admin-address=127.0.0.1:1"], false, true),
             (&["--context=a", "--exec=b"], false, true),
         ];
-        for (words, before, cluster) in rows {
+        for (words, preflight, cluster) in rows {
             let options = parse(words).unwrap();
-            let found = (options.before.is_some(), options.cluster.is_some());
-            assert_eq!(found, (before, cluster), "{words:?}");
+            let found = (options.preflight.is_some(), options.cluster.is_some());
+            assert_eq!(found, (preflight, cluster), "{words:?}");
         }
         let options = parse(&["--admin-address=127.0.0.1:1"]).unwrap();
-        let node = options.cluster.map(|it| it.node);
-        assert_eq!(node, Some(Node::At("127.0.0.1:1".parse().unwrap())));
-        assert_eq!(DEFAULT_ADMIN_ADDRESS.to_string(), "127.0.0.1:10270");
+        let admin = options.cluster.map(|it| it.admin);
+        assert_eq!(
+            admin,
+            Some(AdminAddress::At("127.0.0.1:1".parse().unwrap()))
+        );
     }
 
     #[test]

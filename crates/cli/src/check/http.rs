@@ -65,9 +65,9 @@ pub(crate) struct HttpResponse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ClockReading {
     /// Seconds since 1970.
-    pub(crate) theirs: u64,
+    pub(crate) server_time: u64,
     /// This machine's clock in the middle between request and response.
-    pub(crate) ours: SystemTime,
+    pub(crate) local_time: SystemTime,
     pub(crate) round_trip: Duration,
 }
 
@@ -106,14 +106,14 @@ pub(crate) async fn try_send(
             request = request.header(name.as_str(), value.to_str().unwrap_or_default());
         }
     }
-    let (ours, started) = (SystemTime::now(), Instant::now());
+    let (local_time, started) = (SystemTime::now(), Instant::now());
     let response = endpoint.send(&request).await?;
     let round_trip = started.elapsed();
-    let theirs = response.header(&DATE).and_then(parse_http_date);
+    let server_time = response.header(&DATE).and_then(parse_http_date);
     Ok(HttpResponse {
-        clock: theirs.map(|theirs| ClockReading {
-            theirs,
-            ours: ours + round_trip / 2,
+        clock: server_time.map(|server_time| ClockReading {
+            server_time,
+            local_time: local_time + round_trip / 2,
             round_trip,
         }),
         response,

@@ -96,7 +96,7 @@ async fn until_without_failure(options: &Options) -> Report {
 
 async fn once(options: &Options) -> Report {
     let mut findings = Vec::new();
-    if let Some(command_line) = &options.before {
+    if let Some(command_line) = &options.preflight {
         findings.extend(preflight::check(command_line).await);
     }
     if let Some(cluster) = &options.cluster {

@@ -3,31 +3,15 @@
 
 use std::time::Duration;
 
-use clap::{Arg, Command, CommandFactory as _, Parser};
+use clap::{CommandFactory as _, Parser};
 use skewbridge_client::copy::CopySpec;
 use skewbridge_client::{Endpoint, Kubeconfig};
 
 use super::candidates::Candidate;
+use super::names::Names;
 use super::partial_line::PartialLine;
 use crate::cluster_flags::ClusterFlags;
 use crate::pods::{FoundPod, Kind, Pod, Pods, Reference, list_names, list_namespaces};
-
-/// What the names are names of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Names {
-    Contexts,
-    Clusters,
-    Users,
-    Namespaces,
-    /// Pods, and `TYPE/NAME` of their owners.
-    PodReferences,
-    /// Containers of the pod that the line names.
-    Containers,
-    /// Ports of the pod or service that the line names, as `PORT:PORT`.
-    Ports,
-    /// `POD:` and `NAMESPACE/POD:`
-    CopySpecs,
-}
 
 /// Owners of pods that are offered as `TYPE/`, in kubectl's order.
 const OWNERS: [&str; 8] = [
@@ -40,33 +24,6 @@ const OWNERS: [&str; 8] = [
     "services",
     "statefulsets",
 ];
-
-impl Names {
-    /// The names that are the value of an argument. Only commands with `--kubeconfig` are clients
-    /// of a cluster.
-    pub(super) fn of_value(command: &Command, argument: &Arg) -> Option<Self> {
-        let is_client = |it: &Arg| it.get_long() == Some("kubeconfig");
-        if !command.get_arguments().any(is_client) {
-            return None;
-        }
-        match argument.get_long() {
-            Some("context") => return Some(Self::Contexts),
-            Some("cluster") => return Some(Self::Clusters),
-            Some("user") => return Some(Self::Users),
-            Some("namespace") => return Some(Self::Namespaces),
-            Some("container") => return Some(Self::Containers),
-            Some(_) => return None,
-            None => {}
-        }
-        let names = argument.get_value_names()?;
-        match names.first()?.as_str() {
-            "SRC" | "DEST" => Some(Self::CopySpecs),
-            "PORT" => Some(Self::Ports),
-            name if name.starts_with("POD ") => Some(Self::PodReferences),
-            _ => None,
-        }
-    }
-}
 
 /// The names, not yet filtered by what is typed.
 pub(super) async fn find(names: Names, line: &PartialLine) -> Result<Vec<Candidate>, String> {

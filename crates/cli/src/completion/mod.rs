@@ -5,6 +5,7 @@
 
 mod candidates;
 mod cluster_names;
+mod names;
 mod partial_line;
 mod shell_line;
 
@@ -16,7 +17,7 @@ use std::time::Duration;
 use clap::{Args, Command, ValueEnum};
 
 use candidates::Candidates;
-use cluster_names::Names;
+use names::Names;
 use partial_line::{CompletionKind, PartialLine};
 use shell_line::ShellLine;
 

@@ -5,7 +5,7 @@ use clap::builder::PossibleValue;
 use clap::{Arg, Command};
 
 use super::candidates::Candidate;
-use super::cluster_names::Names;
+use super::names::Names;
 use crate::flag_word::{FlagWord, is_flag, needs_value};
 
 /// What is known of the line.

@@ -1,5 +1,5 @@
 //! The static pod manifest of a kube-apiserver: its flags, and its text with the layout "the same
-//! port on two addresses" applied or taken back.
+//! port on two addresses" applied or reverted.
 //!
 //! The text is edited by lines, so that everything else in it stays as it is, to the last byte.
 //! Before and after are then parsed and compared: an edit that would change anything else is
@@ -107,7 +107,7 @@ impl KubeApiserver {
         let had_comment = remove_comments(&mut lines);
         let mut expected = self.document.clone();
         let container = &mut expected["spec"]["containers"][0];
-        let removed = take_loopback_flags(container);
+        let removed = remove_loopback_flags(container);
         if !had_comment && removed.is_empty() {
             self.listens_on_all_addresses()?;
             return Ok(self.text.clone());
@@ -199,8 +199,8 @@ fn is_loopback(address: &str) -> bool {
 }
 
 /// Removes `--bind-address` with loopback addresses from a command line, and returns these flags.
-fn take_loopback_flags(container: &mut Value) -> Vec<String> {
-    let mut taken = Vec::new();
+fn remove_loopback_flags(container: &mut Value) -> Vec<String> {
+    let mut removed = Vec::new();
     for key in COMMAND_LINE {
         let Some(words) = container.get_mut(key).and_then(Value::as_array_mut) else {
             continue;
@@ -208,14 +208,14 @@ fn take_loopback_flags(container: &mut Value) -> Vec<String> {
         words.retain(|word| {
             let word = word.as_str().unwrap_or_default();
             let value = word.strip_prefix("--bind-address=");
-            let is_taken = value.is_some_and(is_loopback);
-            if is_taken {
-                taken.push(word.to_owned());
+            let is_loopback_flag = value.is_some_and(is_loopback);
+            if is_loopback_flag {
+                removed.push(word.to_owned());
             }
-            !is_taken
+            !is_loopback_flag
         });
     }
-    taken
+    removed
 }
 
 /// Removes one line with this flag.

@@ -136,7 +136,7 @@ impl Flags {
         };
         let limits = self.size.limits();
         let node = NodeConfiguration::of(&server, self, layout)?;
-        let started_by = match self.run_with {
+        let service = match self.run_with {
             RunWith::Systemd => self.unit.unit(limits),
             RunWith::StaticPod => {
                 let named = node.named_files.iter();
@@ -144,13 +144,13 @@ impl Flags {
                 self.pod.manifest(directories, limits)
             }
         };
-        let mut files = vec![node.file(), started_by];
+        let mut files = vec![node.file(), service];
         if layout == Layout::SamePort {
             let comment = comment_of_server_manifest(loopback(server.advertise_address()?));
             files.push(server_manifest(server.behind_a_bridge(&comment)?));
         }
         let warning = match layout {
-            Layout::SamePort => no_longer_served(&server, addresses)?,
+            Layout::SamePort => unserved_addresses(&server, addresses)?,
             Layout::OtherPort(_) => None,
         };
         Ok((files, warning.into_iter().collect()))
@@ -188,18 +188,18 @@ fn comment_of_server_manifest(loopback: IpAddr) -> String {
 
 /// Without a bridge kube-apiserver serves all addresses of the node. The bridge cannot: its port on
 /// the loopback address is that of kube-apiserver.
-fn no_longer_served(
+fn unserved_addresses(
     server: &KubeApiserver,
     addresses: &[InterfaceAddress],
 ) -> Result<Option<String>, String> {
     let (own, port) = (server.advertise_address()?, server.secure_port()?);
     // Otherwise the manifest is that of another machine.
-    let is_here = addresses.iter().any(|it| it.address == own);
+    let is_own_manifest = addresses.iter().any(|it| it.address == own);
     let others = addresses
         .iter()
         .filter(|it| it.address != own && it.is_for_clients());
     let mut others: Vec<_> = others.map(ToString::to_string).collect();
-    if !is_here || others.is_empty() {
+    if !is_own_manifest || others.is_empty() {
         return Ok(None);
     }
     if others.len() > MAX_LISTED_ADDRESSES {

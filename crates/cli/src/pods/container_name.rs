@@ -16,10 +16,13 @@ pub(crate) struct ContainerName {
 /// The container of this name; else that of the annotation, else the first. Rules and messages
 /// are kubectl's. An annotation with an unknown name is an error, because the first container is
 /// not the intended one.
-pub(crate) fn choose_container(pod: &Pod, asked: Option<&str>) -> Result<ContainerName, String> {
+pub(crate) fn choose_container(
+    pod: &Pod,
+    requested: Option<&str>,
+) -> Result<ContainerName, String> {
     let annotated = pod.metadata.annotations.get(DEFAULT_CONTAINER);
-    let meant = asked.filter(|name| !name.is_empty());
-    let meant = meant.or_else(|| {
+    let name = requested.filter(|name| !name.is_empty());
+    let name = name.or_else(|| {
         annotated
             .map(String::as_str)
             .filter(|name| !name.is_empty())
@@ -29,7 +32,7 @@ pub(crate) fn choose_container(pod: &Pod, asked: Option<&str>) -> Result<Contain
         let all = all.map(|(it, what)| format!("{}{what}", it.name));
         all.collect::<Vec<_>>().join(", ")
     };
-    if let Some(name) = meant {
+    if let Some(name) = name {
         if pod.container(name).is_none() {
             return Err(format!(
                 "container {name} is not valid for pod {} out of: {}",
@@ -100,9 +103,9 @@ mod tests {
                 Err("pod / does not have any containers"),
             ),
         ];
-        for (pod, asked, expected) in rows {
-            let chosen = choose_container(&pod, asked);
-            assert_eq!(chosen, expected.map_err(str::to_owned), "{asked:?}");
+        for (pod, requested, expected) in rows {
+            let chosen = choose_container(&pod, requested);
+            assert_eq!(chosen, expected.map_err(str::to_owned), "{requested:?}");
         }
     }
 }

@@ -103,9 +103,9 @@ impl Manifest {
     /// that of the context.
     pub(crate) fn namespace(&self, flag: Option<&str>, context: &str) -> Result<String, String> {
         match (&self.namespace, flag) {
-            (Some(own), Some(asked)) if own != asked => Err(format!(
+            (Some(own), Some(requested)) if own != requested => Err(format!(
                 "the namespace from the provided object {own:?} does not match the namespace \
-                 {asked:?}. You must pass '--namespace={own}' to perform this operation."
+                 {requested:?}. You must pass '--namespace={own}' to perform this operation."
             )),
             (Some(own), _) => Ok(own.clone()),
             (None, _) => Ok(context.to_owned()),

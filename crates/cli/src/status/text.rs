@@ -41,12 +41,12 @@ pub(super) fn text(document: &Document) -> String {
     if_stopped(document, &mut out);
     matrix(&document.matrix, &mut out);
     traffic(document, &mut out);
-    open(document, &mut out);
-    tapped("Refused requests", &document.refused, &mut out);
-    tapped("Rerouted requests", &document.rerouted, &mut out);
+    open_watches_and_streams(document, &mut out);
+    recorded_requests("Refused requests", &document.refused, &mut out);
+    recorded_requests("Rerouted requests", &document.rerouted, &mut out);
     timeline(document, &mut out);
     for table in &document.tables {
-        further(table, &mut out);
+        other_table(table, &mut out);
     }
     out
 }
@@ -278,7 +278,7 @@ fn traffic(document: &Document, out: &mut String) {
     );
 }
 
-fn open(document: &Document, out: &mut String) {
+fn open_watches_and_streams(document: &Document, out: &mut String) {
     if document.open.is_empty() {
         return;
     }
@@ -299,11 +299,11 @@ fn open(document: &Document, out: &mut String) {
     );
 }
 
-fn tapped(title: &str, tapped: &Tapped, out: &mut String) {
-    if tapped.requests.is_empty() {
+fn recorded_requests(title: &str, recorded: &Tapped, out: &mut String) {
+    if recorded.requests.is_empty() {
         return;
     }
-    let rows = tapped.requests.iter().take(MAX_ROWS).map(|it| {
+    let rows = recorded.requests.iter().take(MAX_ROWS).map(|it| {
         vec![
             it.time.get(11..19).unwrap_or(&it.time).to_owned(),
             it.code.to_string(),
@@ -338,19 +338,19 @@ fn timeline(document: &Document, out: &mut String) {
     }
 }
 
-fn further(further: &Table, out: &mut String) {
-    let _ = writeln!(out, "\n{}", line(&further.title));
-    let _ = writeln!(out, "{}", line(&further.caption));
-    if further.rows.is_empty() {
+fn other_table(other: &Table, out: &mut String) {
+    let _ = writeln!(out, "\n{}", line(&other.title));
+    let _ = writeln!(out, "{}", line(&other.caption));
+    if other.rows.is_empty() {
         return;
     }
-    let columns: Vec<_> = further.columns.iter().map(|it| it.to_uppercase()).collect();
-    let rows = further.rows.iter().take(MAX_ROWS).map(|row| {
+    let columns: Vec<_> = other.columns.iter().map(|it| it.to_uppercase()).collect();
+    let rows = other.rows.iter().take(MAX_ROWS).map(|row| {
         let cells = row.iter().map(|it| shortened(it, MAX_CELL_CHARS));
         cells.collect::<Vec<_>>()
     });
     table(&columns, &rows.collect::<Vec<_>>(), out);
-    more(further.rows.len(), "status -o json", out);
+    more(other.rows.len(), "status -o json", out);
 }
 
 /// The number of rows that are left out.

@@ -1,4 +1,4 @@
-//! Asks each bridge for its report, all at once.
+//! Queries the report of each bridge, all at once.
 
 use http::StatusCode;
 use skewbridge_client::{Kubeconfig, Request, Response, Target};

@@ -85,7 +85,7 @@ impl Merged {
 }
 
 /// Whether the target release does not serve the API of a call.
-pub(super) fn is_served_no_more(call: &Call) -> bool {
+pub(super) fn is_unserved(call: &Call) -> bool {
     call.reason != Reason::Deprecated
 }
 

@@ -72,7 +72,7 @@ fn width() -> Option<usize> {
 fn exit_code(merged: &Merged) -> u8 {
     if merged.problems().next().is_some() || merged.unknown_targets().next().is_some() {
         1
-    } else if merged.calls.iter().any(merge::is_served_no_more) || merged.other.is_some() {
+    } else if merged.calls.iter().any(merge::is_unserved) || merged.other.is_some() {
         2
     } else {
         0

@@ -23,17 +23,17 @@ pub(super) fn table(merged: &Merged, color: Color, width: Option<usize>) -> Stri
     let mut rest = merged.calls.as_slice();
     while let [first, ..] = rest {
         let same = |call: &&Call| api(call) == api(first);
-        let (of_api, others) = rest.split_at(rest.iter().take_while(same).count());
+        let (same_api, others) = rest.split_at(rest.iter().take_while(same).count());
         rest = others;
         // Writing to a string does not fail.
-        let _ = writeln!(text, "{}", color.bold(plain(&heading(of_api))));
-        rows(&mut text, of_api, width);
+        let _ = writeln!(text, "{}", color.bold(plain(&heading(same_api))));
+        rows(&mut text, same_api, width);
         text.push('\n');
     }
     if let Some(other) = merged.other {
         let _ = writeln!(
             text,
-            "{} calls of further callers, which the bridges do not keep apart.\n",
+            "{} calls of further callers, which the bridges count together.\n",
             other.count
         );
     }
@@ -45,7 +45,7 @@ fn api(call: &Call) -> (&str, &str, &str) {
     (&call.group, &call.version, &call.resource)
 }
 
-/// The API, and what becomes of it.
+/// The API, and whether the target release serves it.
 fn heading(calls: &[Call]) -> String {
     let Some(worst) = calls.iter().min_by_key(|it| it.reason) else {
         return String::new();
@@ -56,7 +56,7 @@ fn heading(calls: &[Call]) -> String {
         worst.resource
     );
     let minor = worst.unavailable_in;
-    let fate = match (worst.reason, minor) {
+    let availability = match (worst.reason, minor) {
         (Reason::Removed, Some(minor)) => format!("not served by {minor}"),
         (Reason::Removed, None) => "removed".to_owned(),
         (Reason::OffByDefault, Some(minor)) => format!("off by default in {minor}"),
@@ -65,8 +65,8 @@ fn heading(calls: &[Call]) -> String {
         (Reason::Deprecated, None) => "deprecated".to_owned(),
     };
     match calls.iter().find_map(|it| it.replacement.as_ref()) {
-        Some(replacement) => format!("{name}: {fate}; use {replacement}"),
-        None => format!("{name}: {fate}"),
+        Some(replacement) => format!("{name}: {availability}; use {replacement}"),
+        None => format!("{name}: {availability}"),
     }
 }
 

@@ -6,13 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::container_exec::Container;
 use super::error::Error;
-use super::upload_plan::UploadPlan;
-
-/// How long a container may take to remove incomplete files. A user who cancels does not want to
-/// wait, and the connection may be broken.
-const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Cancels copies whose [`super::Options`] contain it: incomplete files are removed, in the
 /// container too, and the copy ends with [`Error::Cancelled`]. Dropping a copy's future removes
@@ -72,11 +66,6 @@ impl CancellationToken {
 /// The grace period of a cancelled copy. If the copy ends by itself, the program in the
 /// container has ended too, and creates no files behind the clean-up.
 const CANCEL_GRACE: Duration = Duration::from_secs(3);
-
-/// Removes leftovers from a container, as far as possible.
-pub(super) async fn clean_up(container: &dyn Container, plan: &UploadPlan) {
-    let _ = timeout(CLEAN_UP_TIMEOUT, plan.clean_up(container)).await;
-}
 
 #[cfg(test)]
 mod tests {

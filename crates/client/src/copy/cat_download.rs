@@ -19,8 +19,8 @@ use super::container_exec::{
     run_alongside,
 };
 use super::copy_spec::RemotePath;
-use super::download::{ExtractOutcome, State, extract};
 use super::error::Error;
+use super::extract_stream::{ExtractOutcome, Extraction, extract};
 use super::options::{CopyEvent, Options, ResumePoint};
 use super::progress::Progress;
 use super::resume::parse_cksum_output;
@@ -34,7 +34,7 @@ const MAX_COUNT_OUTPUT_BYTES: u64 = 64 << 10;
 pub(super) async fn download(
     container: &dyn Container,
     path: &RemotePath,
-    mut state: Box<State>,
+    mut state: Box<Extraction>,
     options: &Options,
     backoff: &mut Backoff,
     progress: &Arc<Progress>,
@@ -142,9 +142,9 @@ impl RemoteFile<'_> {
     /// One attempt: from the start, or after the received part.
     async fn attempt(
         &self,
-        state: Box<State>,
+        state: Box<Extraction>,
         received: Option<Received>,
-    ) -> (Box<State>, Result<AttemptResult, Error>) {
+    ) -> (Box<Extraction>, Result<AttemptResult, Error>) {
         let check = match received {
             None => self.count().await,
             Some(received) => self.check_unchanged(received).await,
@@ -185,10 +185,10 @@ impl RemoteFile<'_> {
     async fn receive(
         &self,
         process: Process,
-        state: Box<State>,
+        state: Box<Extraction>,
         received: Received,
         expected_cksum: Option<u32>,
-    ) -> (Box<State>, Result<AttemptResult, Error>) {
+    ) -> (Box<Extraction>, Result<AttemptResult, Error>) {
         let size = received.size;
         let header = match expected_cksum {
             None => self.header(size),

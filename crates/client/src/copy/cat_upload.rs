@@ -1,6 +1,5 @@
 //! Uploads one file without tar: with the container's shell.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -18,16 +17,10 @@ use super::copy_spec::RemotePath;
 use super::error::Error;
 use super::options::{CopyEvent, Options, Preserve, ResumePoint};
 use super::progress::Progress;
-use super::upload_plan::UploadPlan;
+use super::upload_plan::{UploadPlan, temporary_name};
 
 /// How many chunks wait for the connection, beside one being read and one being sent.
 const MAX_QUEUED_CHUNKS: usize = 1;
-
-/// A unique temporary name.
-pub(super) fn temporary_name() -> String {
-    let number = RandomState::new().hash_one(std::process::id());
-    format!(".skewbridge-{number:016x}")
-}
 
 /// Uploads a file. A lost connection restarts the upload.
 pub(super) async fn upload(

@@ -78,9 +78,6 @@ macro_rules! announce {
     };
 }
 
-/// The prefix of the announcement.
-pub(super) const ANNOUNCEMENT_PREFIX: &str = "skewbridge ";
-
 /// Extracts into an existing directory, and announces the writer.
 const UNPACK_ANNOUNCED: &str = concat!(start_time!(), announce!("$$"), "exec tar \"$@\"");
 

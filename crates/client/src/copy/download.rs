@@ -4,10 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 use super::backoff::Backoff;
 use super::cat_download;
@@ -17,16 +14,11 @@ use super::container_exec::{CommandEnd, Container, Process, Stdin, read_stderr, 
 use super::copy_spec::{Destination, RemotePath};
 use super::error::Error;
 use super::extract::Extractor;
+use super::extract_stream::{ExtractOutcome, Extraction, extract};
 use super::options::{CopyEvent, Options, ResumePoint};
 use super::progress::Progress;
 use super::resume::parse_cksum_output;
 use super::tar::Reader;
-
-/// How much is read at once.
-const CHUNK_BYTES: usize = 64 << 10;
-
-/// How many chunks wait for the disk.
-const MAX_QUEUED_CHUNKS: usize = 4;
 
 /// The longest line of `cksum`: two numbers of 10 and 20 digits.
 const MAX_CKSUM_LINE_BYTES: usize = 64;
@@ -51,7 +43,7 @@ pub async fn copy_from(
         options.clone(),
         progress.clone(),
     );
-    let state = Box::new(State {
+    let state = Box::new(Extraction {
         reader: Reader::new(),
         extractor,
     });
@@ -63,7 +55,7 @@ pub async fn copy_from(
 async fn download(
     container: &dyn Container,
     path: &RemotePath,
-    mut state: Box<State>,
+    mut state: Box<Extraction>,
     options: &Options,
     backoff: &mut Backoff,
     progress: &Arc<Progress>,
@@ -99,7 +91,7 @@ async fn download(
             AttemptResult::Disconnected(cause) => {
                 backoff.wait(&cause, state.reader.offset()).await?;
                 progress.add_retry();
-                (state, plan) = State::plan(state).await;
+                (state, plan) = plan_resume(state).await;
                 cause
             }
         };
@@ -112,12 +104,6 @@ async fn download(
             state.restart(progress);
         }
     }
-}
-
-/// The state that moves to the writing thread and back.
-pub(super) struct State {
-    pub(super) reader: Reader,
-    pub(super) extractor: Extractor,
 }
 
 /// What to request.
@@ -142,36 +128,27 @@ enum AttemptResult {
     Failed(Error),
 }
 
-impl State {
-    /// Discards incomplete files, and resets the counters.
-    pub(super) fn restart(&mut self, progress: &Progress) {
-        self.reader = Reader::new();
-        self.extractor.restart();
-        progress.restart();
-    }
-
-    /// What to request after a lost connection. Reads the partial file, on a thread that may
-    /// block on the disk.
-    async fn plan(mut state: Box<Self>) -> (Box<Self>, DownloadPlan) {
-        let planning = tokio::task::spawn_blocking(move || {
-            let State { reader, extractor } = &mut *state;
-            let plan = reader.rewind().and_then(|checkpoint| {
-                let mut prefix_cksum = Cksum::default();
-                prefix_cksum.add(checkpoint.header);
-                extractor
-                    .add_partial_file(&mut prefix_cksum)
-                    .then_some(DownloadPlan::From {
-                        prefix_start: checkpoint.header_at,
-                        prefix_cksum,
-                        offset: checkpoint.resume_at,
-                    })
-            });
-            (state, plan.unwrap_or(DownloadPlan::Whole))
+/// What to request after a lost connection. Reads the partial file, on a thread that may
+/// block on the disk.
+async fn plan_resume(mut state: Box<Extraction>) -> (Box<Extraction>, DownloadPlan) {
+    let planning = tokio::task::spawn_blocking(move || {
+        let Extraction { reader, extractor } = &mut *state;
+        let plan = reader.rewind().and_then(|checkpoint| {
+            let mut prefix_cksum = Cksum::default();
+            prefix_cksum.add(checkpoint.header);
+            extractor
+                .add_partial_file(&mut prefix_cksum)
+                .then_some(DownloadPlan::From {
+                    prefix_start: checkpoint.header_at,
+                    prefix_cksum,
+                    offset: checkpoint.resume_at,
+                })
         });
-        match planning.await {
-            Ok(planned) => planned,
-            Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
-        }
+        (state, plan.unwrap_or(DownloadPlan::Whole))
+    });
+    match planning.await {
+        Ok(planned) => planned,
+        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
     }
 }
 
@@ -179,8 +156,8 @@ async fn attempt(
     container: &dyn Container,
     path: &RemotePath,
     plan: DownloadPlan,
-    state: Box<State>,
-) -> Result<(Box<State>, AttemptResult), (Box<State>, Error)> {
+    state: Box<Extraction>,
+) -> Result<(Box<Extraction>, AttemptResult), (Box<Extraction>, Error)> {
     let command = match plan {
         DownloadPlan::Whole => commands::pack(path),
         DownloadPlan::From {
@@ -254,15 +231,6 @@ async fn attempt(
     Ok((state, result))
 }
 
-/// The result of extracting an archive.
-pub(super) enum ExtractOutcome {
-    Eof,
-    ReadError,
-    /// The archive's prefix has changed.
-    PrefixChanged,
-    Failed(Error),
-}
-
 /// Whether the prefix of the archive is unchanged. Reads exactly the line with the checksum result.
 async fn prefix_matches(
     stdout: &mut (impl AsyncRead + Unpin),
@@ -282,73 +250,4 @@ async fn prefix_matches(
             );
         }
     }
-}
-
-/// Reads here, and writes on a thread that may block on the disk.
-pub(super) async fn extract(
-    mut stdout: impl AsyncRead + Unpin,
-    state: Box<State>,
-) -> (Box<State>, ExtractOutcome) {
-    let (chunks, mut queue) = mpsc::channel::<Bytes>(MAX_QUEUED_CHUNKS);
-    let writing: JoinHandle<(Box<State>, Result<(), Error>)> =
-        tokio::task::spawn_blocking(move || {
-            let mut state = state;
-            let State { reader, extractor } = &mut *state;
-            while let Some(chunk) = queue.blocking_recv() {
-                if let Err(error) = extractor.push(reader, &chunk) {
-                    return (state, Err(error));
-                }
-            }
-            (state, Ok(()))
-        });
-    let mut buffer = BytesMut::new();
-    let outcome = loop {
-        match read_available(&mut stdout, &mut buffer).await {
-            Ok(ReadResult::Data) => {
-                if chunks.send(buffer.split().freeze()).await.is_err() {
-                    // The writing thread returns the error.
-                    break ExtractOutcome::Eof;
-                }
-            }
-            Ok(ReadResult::Eof) => break ExtractOutcome::Eof,
-            // The command's exit status has the cause.
-            Err(_) => break ExtractOutcome::ReadError,
-        }
-    };
-    drop(chunks);
-    match writing.await {
-        Ok((state, Ok(()))) => (state, outcome),
-        Ok((state, Err(error))) => (state, ExtractOutcome::Failed(error)),
-        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
-    }
-}
-
-enum ReadResult {
-    Data,
-    Eof,
-}
-
-/// Waits for data, and takes all that is available.
-async fn read_available(
-    stdout: &mut (impl AsyncRead + Unpin),
-    buffer: &mut BytesMut,
-) -> io::Result<ReadResult> {
-    buffer.reserve(CHUNK_BYTES);
-    if stdout.read_buf(buffer).await? == 0 {
-        return Ok(ReadResult::Eof);
-    }
-    while buffer.len() < CHUNK_BYTES {
-        let more = stdout.read_buf(buffer);
-        tokio::pin!(more);
-        // Polled once: does not wait for data that has not arrived yet.
-        let once = std::future::poll_fn(|cx| {
-            use std::future::Future as _;
-            std::task::Poll::Ready(more.as_mut().poll(cx))
-        });
-        match once.await {
-            std::task::Poll::Ready(Ok(0) | Err(_)) | std::task::Poll::Pending => break,
-            std::task::Poll::Ready(Ok(_)) => {}
-        }
-    }
-    Ok(ReadResult::Data)
 }

@@ -46,6 +46,7 @@ mod disk_budget;
 mod download;
 mod error;
 mod extract;
+mod extract_stream;
 mod options;
 pub mod path_containment;
 mod pod_to_pod;

@@ -9,7 +9,6 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::oneshot;
 
 use super::backoff::Backoff;
-use super::cancellation::clean_up;
 use super::commands;
 use super::container_exec::{CommandEnd, Container, Process, Stdin, read_stderr};
 use super::copy_spec::RemotePath;
@@ -52,7 +51,7 @@ pub async fn copy_between(
     let result = options.cancel.run_with_grace(copy.run(&mut backoff)).await;
     // Without retries the remote shell removes its own leftovers.
     if result.is_err() || options.retries != Retries::AtMost(0) {
-        clean_up(target.0, &plan).await;
+        plan.clean_up(target.0).await;
     }
     result.and_then(Skipped::result)
 }

@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-use super::commands::ANNOUNCEMENT_PREFIX;
+/// The prefix of the announcement that [`super::commands`] print.
+const ANNOUNCEMENT_PREFIX: &str = "skewbridge ";
 
 /// How much is read before the announcement: a shell may print other lines first.
 const MAX_ANNOUNCEMENT_BYTES: usize = 4 << 10;

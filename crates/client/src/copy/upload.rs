@@ -9,7 +9,6 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::archive_builder::{ArchiveBuilder, BuildResult, SinkClosed};
 use super::backoff::Backoff;
-use super::cancellation::clean_up;
 use super::cat_upload;
 use super::container_exec::{CommandEnd, Container, Process, Stdin, read_stderr};
 use super::error::{Error, Skipped};
@@ -72,7 +71,7 @@ pub async fn copy_to(
         .await;
     // Without retries the remote shell removes its own leftovers.
     if result.is_err() || options.retries != Retries::AtMost(0) {
-        clean_up(container, &plan).await;
+        plan.clean_up(container).await;
     }
     result.and_then(Skipped::result)
 }

@@ -1,12 +1,14 @@
 //! How an upload proceeds in a container: the target, the staging directory, and the available
 //! programs.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tokio::io::AsyncRead;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
-use super::cat_upload;
 use super::commands::{self, reply};
 use super::container_exec::{CommandEnd, CommandOutput, Container, capture_output};
 use super::copy_spec::{self, RemotePath};
@@ -17,6 +19,10 @@ use super::tar::{Entry, Kind};
 
 /// The longest output of a probe.
 const MAX_PROBE_OUTPUT_BYTES: u64 = 4 << 10;
+
+/// How long a container may take to remove incomplete files. A user who cancels does not want to
+/// wait, and the connection may be broken.
+const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The name of an existing target directory in the archive.
 pub(super) const CURRENT_DIR: &str = ".";
@@ -149,8 +155,7 @@ impl UploadPlan {
             (Some(name_in_target), false) => (path.directory.clone(), name_in_target.clone()),
             _ => (path.full_path(), CURRENT_DIR.to_owned()),
         };
-        let stage =
-            (can_stage && !into_existing && path.base.is_some()).then(cat_upload::temporary_name);
+        let stage = (can_stage && !into_existing && path.base.is_some()).then(temporary_name);
         Self {
             has_tar,
             target: path.full_path(),
@@ -239,8 +244,8 @@ impl UploadPlan {
         }
     }
 
-    /// Stops the writer, and removes the staging directory. Best effort: the connection may be
-    /// lost.
+    /// Stops the writer, and removes the staging directory, as far as possible: the connection may
+    /// be lost.
     pub(super) async fn clean_up(&self, container: &dyn Container) {
         let stage = self.stage.as_ref().map(|stage| self.container_path(stage));
         let command = match (self.writer.get(), stage) {
@@ -248,7 +253,8 @@ impl UploadPlan {
             (None, Some(stage)) => commands::remove(&stage),
             (None, None) => return,
         };
-        let _ = capture_output(container, command, MAX_PROBE_OUTPUT_BYTES).await;
+        let removed = capture_output(container, command, MAX_PROBE_OUTPUT_BYTES);
+        let _ = timeout(CLEAN_UP_TIMEOUT, removed).await;
     }
 
     /// Stops the writer of a lost connection, before its files are inspected or written.
@@ -306,6 +312,12 @@ impl UploadPlan {
     pub(super) fn sets_metadata_last(&self) -> bool {
         self.writer.is_root()
     }
+}
+
+/// A unique temporary name in a container.
+pub(super) fn temporary_name() -> String {
+    let number = RandomState::new().hash_one(std::process::id());
+    format!(".skewbridge-{number:016x}")
 }
 
 pub(super) fn disconnected(cause: String) -> Error {

@@ -22,6 +22,7 @@
 
 mod disconnect_message;
 mod executor;
+mod exit_status;
 mod keep_alive;
 mod port_forward;
 mod process;
@@ -33,13 +34,12 @@ mod upgrade;
 mod websocket;
 
 pub use executor::{Executor, FallbackExecutor, SpdyExecutor, StartFuture, WebSocketExecutor};
+pub use exit_status::{Disconnected, ExitStatus};
 pub use keep_alive::KeepAlive;
 pub use port_forward::{
     CloseMode, LocalStream, PortForwardOptions, PortForwarder, PortStream, TransportPreference,
 };
-pub use process::{
-    Disconnected, ExitStatus, ProcessOutput, ProcessStdin, RemoteProcess, Resizer, Transport,
-};
+pub use process::{ProcessOutput, ProcessStdin, RemoteProcess, Resizer, Transport};
 pub use request::{AttachRequest, ExecRequest, StreamRequest, escape_component};
 pub use skewbridge_remotecommand::port_forward::Port;
 pub use skewbridge_remotecommand::{ExitCode, Failure, TerminalSize};

@@ -10,7 +10,7 @@ use skewbridge_stream_io::{ExecEvent, ExecResult, SpdyExecClient};
 use tokio::time::{Instant, timeout};
 
 use super::disconnect_message;
-use super::process::ExitStatus;
+use super::exit_status::ExitStatus;
 use super::stream_buffers::{OutputStream, StdinEvent, StreamBuffers};
 use super::timer::Timer;
 use crate::transport::Stream;

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use skewbridge_remotecommand::TerminalSize;
 
-use super::process::{Disconnected, ExitStatus};
+use super::exit_status::{Disconnected, ExitStatus};
 
 /// How much of stdin is buffered for the driver, and the largest WebSocket message: whole pages
 /// that, in TLS records, fit into two packets of 64 KiB for the kernel (GSO). More would need

@@ -14,8 +14,8 @@ use skewbridge_websocket::{Close, CloseCode, Role};
 use tokio::time::{Instant, timeout};
 
 use super::disconnect_message;
+use super::exit_status::ExitStatus;
 use super::keep_alive::KeepAlive;
-use super::process::ExitStatus;
 use super::stream_buffers::{OutputStream, StdinEvent, StreamBuffers};
 use super::timer::Timer;
 use super::upgrade::Upgraded;

@@ -1,6 +1,7 @@
 //! Copies to and from a container with a real tar, with connections lost at any byte.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod cancellation;
 mod disk_space;
 #[path = "../support/fake_container.rs"]
 mod fake_container;
@@ -9,6 +10,7 @@ mod protocols;
 mod resume;
 #[path = "../support/test_tree.rs"]
 mod test_tree;
+mod without_tar;
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -32,6 +34,15 @@ fn options(retries: u32) -> (Options, Arc<Mutex<Vec<CopyEvent>>>) {
         ..Options::default()
     };
     (options, events)
+}
+
+/// Where each retry continued.
+fn restarts(events: &[CopyEvent]) -> Vec<ResumePoint> {
+    let resume = events.iter().filter_map(|event| match event {
+        CopyEvent::Retrying { from, .. } => Some(*from),
+        _ => None,
+    });
+    resume.collect()
 }
 
 fn progress() -> Arc<Progress> {

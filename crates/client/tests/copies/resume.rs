@@ -6,31 +6,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use skewbridge_client::copy::{
-    CopyEvent, Error, Options, ResumePoint, copy_between, copy_from, copy_to,
-};
-use skewbridge_testkit::{ScratchDir, TEST_TIMEOUT, eventually};
+use skewbridge_client::copy::{CopyEvent, Error, ResumePoint, copy_between, copy_from, copy_to};
+use skewbridge_testkit::{ScratchDir, TEST_TIMEOUT};
 
 use crate::fake_container::{FakeContainer, Loss, is_busybox};
 use crate::test_tree::{TreeShape, create_tree, listing, random_bytes};
-use crate::{download, no_leftovers, options, progress, upload};
-
-/// Programs of a container without tar.
-const WITHOUT_TAR: [&str; 6] = ["cat", "wc", "sh", "mv", "chmod", "rm"];
+use crate::{download, no_leftovers, options, progress, restarts, upload};
 
 fn set_time(path: &Path, seconds: u64) {
     let file = File::options().write(true).open(path).unwrap();
     let then = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
     file.set_modified(then).unwrap();
-}
-
-/// Where each retry continued.
-fn restarts(events: &[CopyEvent]) -> Vec<ResumePoint> {
-    let resume = events.iter().filter_map(|event| match event {
-        CopyEvent::Retrying { from, .. } => Some(*from),
-        _ => None,
-    });
-    resume.collect()
 }
 
 #[tokio::test]
@@ -436,86 +422,6 @@ async fn no_file_is_assembled_from_two_versions() {
 }
 
 #[tokio::test]
-async fn without_tar_a_download_resumes() {
-    if is_busybox() {
-        return;
-    }
-    let scratch = ScratchDir::new();
-    let programs = [&WITHOUT_TAR[..], &["tail", "cksum"]].concat();
-    let container = FakeContainer::with(&programs);
-    let contents = random_bytes(300_000);
-    std::fs::write(container.root().join("file"), &contents).unwrap();
-    // tar, wc, cat; then twice cksum and tail. The last one loses only its exit status.
-    let parts = [100_000, 50_000, 150_000].map(|bytes| Some(Loss::Output(bytes)));
-    container.lose_connections(&[None, None, parts[0], None, parts[1], None, parts[2]]);
-    let (options, events) = options(3);
-    let (to, progress) = (scratch.path().join("to"), progress());
-    copy_from(&container, "file", &to, &options, &progress)
-        .await
-        .unwrap();
-    assert!(std::fs::read(to).unwrap() == contents);
-    assert_eq!((progress.bytes(), progress.retries()), (300_000, 3));
-    let events = events.lock().unwrap();
-    let expected = [100_000, 150_000, 300_000].map(ResumePoint::Byte);
-    assert_eq!(restarts(&events), expected);
-}
-
-#[tokio::test]
-async fn without_tar_no_file_is_assembled_from_two_versions() {
-    if is_busybox() {
-        return;
-    }
-    // With the programs for resuming, and without.
-    for more in [&["tail", "cksum"][..], &["cksum"], &["tail"], &[]] {
-        let scratch = ScratchDir::new();
-        let container = FakeContainer::with(&[&WITHOUT_TAR[..], more].concat());
-        let path = container.root().join("file");
-        let old = random_bytes(300_000);
-        let new: Vec<u8> = old.iter().map(|byte| !byte).collect();
-        std::fs::write(&path, &old).unwrap();
-        container.lose_connections(&[None, None, Some(Loss::Output(100_000))]);
-        let (mut options, _) = options(1);
-        let contents = new.clone();
-        options.on_event = Some(Arc::new(move |event| {
-            if matches!(event, CopyEvent::Retrying { .. }) {
-                std::fs::write(&path, &contents).unwrap();
-            }
-        }));
-        let to = scratch.path().join("to");
-        copy_from(&container, "file", &to, &options, &progress())
-            .await
-            .unwrap();
-        assert!(std::fs::read(to).unwrap() == new, "{more:?}");
-        assert_eq!(listing(scratch.path()).len(), 1, "{more:?}");
-    }
-}
-
-#[tokio::test]
-async fn without_tar_an_upload_restarts_and_completes() {
-    let scratch = ScratchDir::new();
-    let container = FakeContainer::with(&WITHOUT_TAR);
-    let contents = random_bytes(300_000);
-    let from = scratch.write("file", &contents);
-    let loss = Some(Loss::Input(100_000));
-    container.lose_connections(&[None, loss, loss]);
-    let (options, events) = options(2);
-    let progress = progress();
-    copy_to(&container, &from, "file", &options, &progress)
-        .await
-        .unwrap();
-    assert!(std::fs::read(container.root().join("file")).unwrap() == contents);
-    assert_eq!((progress.bytes(), progress.retries()), (300_000, 2));
-    assert_eq!(events.lock().unwrap().len(), 3);
-    no_leftovers(&container);
-    // Without retries a lost connection is an error.
-    container.lose_connections(&[None, None, Some(Loss::Output(100_000))]);
-    let to = scratch.path().join("to");
-    let error = download(&container, "file", &to, 0).await.unwrap_err();
-    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
-    assert!(!to.exists());
-}
-
-#[tokio::test]
 async fn a_server_error_is_not_a_missing_program() {
     let (container, scratch) = (FakeContainer::new(), ScratchDir::new());
     let from = scratch.write("file", "contents");
@@ -539,62 +445,4 @@ async fn a_server_error_is_not_a_missing_program() {
         .map(|it| it[0].clone())
         .collect();
     assert_eq!(tried, ["tar", "sh"]);
-}
-
-#[tokio::test]
-async fn a_cancelled_copy_leaves_nothing_in_the_container() {
-    for retries in [0, 3] {
-        let (container, scratch) = (Arc::new(FakeContainer::new()), ScratchDir::new());
-        let from = scratch.path().join("tree");
-        create_tree(&from, TreeShape::Small);
-        container.lose_connections(&[None, Some(Loss::Stall(1 << 20))]);
-        let (options, _) = options(retries);
-        let (stop, progress) = (options.cancel.clone(), progress());
-        let copying = tokio::spawn({
-            let (container, options) = (container.clone(), Options::clone(&options));
-            let (from, progress) = (from.clone(), progress.clone());
-            async move { copy_to(&*container, &from, "new", &options, &progress).await }
-        });
-        let is_begun = || {
-            let names = listing(&container.root());
-            names.iter().any(|(name, _)| name.ends_with("/it/large"))
-        };
-        eventually("something in a stage", TEST_TIMEOUT, async || is_begun()).await;
-        stop.cancel();
-        let error = copying.await.unwrap().unwrap_err();
-        assert!(matches!(error, Error::Cancelled), "{error}");
-        // The disconnected tar may take a moment to end.
-        eventually("nothing there", TEST_TIMEOUT, async || {
-            listing(&container.root()).is_empty()
-        })
-        .await;
-    }
-}
-
-#[tokio::test]
-async fn a_cancelled_copy_between_pods_leaves_nothing_in_the_target() {
-    let (source, target) = (FakeContainer::new(), Arc::new(FakeContainer::new()));
-    create_tree(&source.root().join("tree"), TreeShape::Small);
-    target.lose_connections(&[None, Some(Loss::Stall(1 << 20))]);
-    let (options, _) = options(3);
-    let stop = options.cancel.clone();
-    let copying = tokio::spawn({
-        let target = target.clone();
-        async move {
-            let places = ((&source as _, "tree"), (&*target as _, "new"));
-            copy_between(places.0, places.1, &options, &progress()).await
-        }
-    });
-    eventually("something in a stage", TEST_TIMEOUT, async || {
-        let names = listing(&target.root());
-        names.iter().any(|(name, _)| name.ends_with("/it"))
-    })
-    .await;
-    stop.cancel();
-    let error = copying.await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::Cancelled), "{error}");
-    eventually("nothing there", TEST_TIMEOUT, async || {
-        listing(&target.root()).is_empty()
-    })
-    .await;
 }

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use http::HeaderMap;
 use http::request::Parts;
 use skewbridge_client::Stream;
 use skewbridge_http_engine::body::ResponseBody;
 pub use skewbridge_http_engine::client::{ConnectError, Protocol, ProtocolOffer};
 use skewbridge_http_engine::client::{Connected, ConnectionCredential, Connector};
 
+use super::credential_state::CredentialState;
 use super::unauthorized_body::inspect_unauthorized;
 use crate::modifier::BoxFuture;
 
@@ -44,25 +44,6 @@ pub struct DialedStream {
     pub protocol: Protocol,
     /// The credential it was opened with, where that can become invalid.
     pub credential: Option<Arc<dyn CredentialState>>,
-}
-
-/// The credential that a connection was opened with: for example a certificate that expires.
-pub trait CredentialState: Send + Sync + 'static {
-    /// Whether further requests may be sent on the connection. Requests in flight are not
-    /// touched.
-    fn is_valid(&self) -> bool;
-
-    /// Whether a workload behind the server may answer a request to this path. A 401 is then
-    /// the server's own only if it is a `metav1.Status`.
-    fn reaches_workload(&self, path: &str) -> bool {
-        let _ = path;
-        false
-    }
-
-    /// The server itself has answered 401 to a request that was sent with these headers.
-    fn mark_unauthorized(&self, request: &HeaderMap) {
-        let _ = request;
-    }
 }
 
 impl fmt::Debug for DialedStream {

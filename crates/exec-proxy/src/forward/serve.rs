@@ -15,8 +15,8 @@ use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::forwarder::{ConnectionService, Forwarder};
 use super::pending_handshakes::{PendingHandshakes, SocketAddrs};
-use super::{ConnectionService, Forwarder};
 
 /// Maximum number of authenticated connections. Excess connections stay in the accept backlog.
 const MAX_CONNECTIONS: usize = 1024;

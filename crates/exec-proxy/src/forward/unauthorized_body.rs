@@ -8,7 +8,7 @@ use http::{HeaderMap, StatusCode};
 use skewbridge_client::ErrorResponse;
 use skewbridge_http_engine::body::{BodySource, Frame, PollFrame, ResponseBody};
 
-use super::dial::CredentialState;
+use super::credential_state::CredentialState;
 
 /// More than the Status of any 401.
 const MAX_STATUS_BYTES: usize = 16 * 1024;

@@ -17,7 +17,7 @@ use rustix::process::{
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::{Instant, timeout};
 
-use super::process_entry::{PARENT, exit_with_parent, report_failure};
+use super::process_start::{PARENT, exit_with_parent, report_failure};
 use super::process_tree::descendants;
 
 /// The signal to end all processes at once. Before the handler is installed, it ends this

@@ -16,6 +16,7 @@ mod pod_sync;
 mod port_forward;
 mod process;
 pub mod process_entry;
+mod process_start;
 mod process_tree;
 mod spdy;
 mod stream_validation;

@@ -217,7 +217,7 @@ impl Launcher {
             .env_clear()
             .env("PATH", PATH)
             .envs(environment.map(|(name, value)| (name, value)))
-            .env(super::process_entry::PARENT, std::process::id().to_string())
+            .env(super::process_start::PARENT, std::process::id().to_string())
             .current_dir(launch.directory)
             // Ctrl-C at the terminal of the playground must not reach it.
             .process_group(0);

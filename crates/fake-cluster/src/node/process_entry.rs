@@ -15,6 +15,8 @@ use std::time::Duration;
 use rustix::process::{Signal, ioctl_tiocsctty, setsid};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::process_start::{PARENT, exit_with_parent, report_failure};
+
 /// Argument: the first process of a container, which starts the program that follows on the command
 /// line.
 pub(super) const INIT: &str = "init";
@@ -24,9 +26,6 @@ pub(super) const SESSION: &str = "session";
 pub(super) const TERMINAL: &str = "terminal";
 /// Argument: the sample.
 pub(super) const SAMPLE: &str = "sample";
-
-/// Environment variable with the id of the parent. It is removed before the command starts.
-pub(super) const PARENT: &str = "SKEWBRIDGE_PARENT";
 
 /// The address that the sample listens on.
 pub(super) const ADDRESS: &str = "POD_IP";
@@ -38,9 +37,6 @@ pub(super) const NAME: &str = "POD_NAME";
 /// The directory in which the sample records the ports that it uses instead of declared ones:
 /// the file name is the declared port, its content the used one.
 pub(super) const PORTS_DIRECTORY: &str = ".ports";
-
-/// The exit code of shells for a command that cannot be run.
-const EXIT_CANNOT_RUN: u8 = 126;
 
 /// Interval between log lines of the sample.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
@@ -108,29 +104,6 @@ fn reset_ignored_signals() -> io::Result<()> {
         drop(signal(kind)?);
     }
     Ok(())
-}
-
-/// Sets the signal that this process gets when its parent exits, so that a killed playground
-/// leaves no processes behind.
-pub(super) fn exit_with_parent(signal: Signal) {
-    #[cfg(target_os = "linux")]
-    {
-        use rustix::process::{Pid, getppid, set_parent_process_death_signal};
-        let _ = set_parent_process_death_signal(Some(signal));
-        let parent = std::env::var(PARENT).ok().and_then(|id| id.parse().ok());
-        // The parent may have exited already.
-        if getppid() != parent.and_then(Pid::from_raw) {
-            std::process::exit(i32::from(EXIT_CANNOT_RUN));
-        }
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = signal;
-}
-
-pub(super) fn report_failure(what: impl std::fmt::Display) -> ExitCode {
-    // Write errors are ignored. The exit code still shows the failure.
-    let _ = writeln!(io::stderr(), "{what}");
-    ExitCode::from(EXIT_CANNOT_RUN)
 }
 
 /// The sample of pods without a command: it logs, and answers on its ports.

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::fields::{list, number, pairs, text_or};
 use super::{age, pod, services_and_policies, workloads};
 use crate::catalogue::Release;
 use crate::object::{Object, texts};
@@ -57,22 +58,6 @@ fn count(object: &Object, field: &str) -> usize {
         .at(&[field])
         .and_then(Value::as_object)
         .map_or(0, Map::len)
-}
-
-pub(super) fn text_or<'a>(text: &'a str, instead: &'a str) -> &'a str {
-    if text.is_empty() { instead } else { text }
-}
-
-pub(super) fn list<'a>(object: &'a Object, path: &[&str]) -> impl Iterator<Item = &'a Value> {
-    object
-        .at(path)
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-}
-
-pub(super) fn number(object: &Object, path: &[&str]) -> i64 {
-    object.at(path).and_then(Value::as_i64).unwrap_or_default()
 }
 
 fn node(release: Release, object: &Object, now: Time) -> Vec<Value> {
@@ -225,11 +210,4 @@ fn event(object: &Object, now: Time) -> Vec<Value> {
         json!(count),
         object.name().into(),
     ]
-}
-
-/// `a=1,b=2`
-pub(super) fn pairs(labels: Option<&Value>) -> String {
-    let labels = labels.and_then(Value::as_object).into_iter().flatten();
-    let pairs = labels.map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()));
-    text_or(&pairs.collect::<Vec<_>>().join(","), NONE).to_owned()
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::age;
-use super::cells::{list, number, pairs, text_or};
+use super::fields::{list, number, pairs, text_or};
 use crate::catalogue::Release;
 use crate::object::{Object, texts};
 use crate::status::GroupResource;

@@ -147,6 +147,10 @@ async fn the_server_list_has_the_discovery_of_each_server() {
     let answer = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
     assert_eq!(answer.header("content-type"), Some(servers::MEDIA_TYPE));
     let list = ServerDiscoveryList::parse(&answer.body).unwrap();
+    assert_eq!(
+        list.bridge_version.as_deref(),
+        Some(env!("CARGO_PKG_VERSION"))
+    );
     let [peer, own] = list.servers.as_slice() else {
         panic!("{list:#?}");
     };

@@ -66,6 +66,7 @@ async fn without_the_feature_gate_or_a_certificate_peering_is_off_and_reported_a
         let answer = send_request(&client, &bridge, "GET", "/apis", &accept, "").await;
         assert_eq!(answer.header("content-type"), Some(servers::MEDIA_TYPE));
         let list = ServerDiscoveryList::parse(&answer.body).unwrap();
+        assert!(list.bridge_version.is_some());
         let reason = list.local_only.unwrap();
         assert_eq!(
             reason.contains("is off"),

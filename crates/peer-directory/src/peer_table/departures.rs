@@ -4,10 +4,14 @@
 //! The clocks of other hosts are not trusted. A departure begins when this process first observes
 //! it, or when an earlier process in the same boot of this host observed and stored it.
 
-use super::{
-    Addresses, Arc, BTreeMap, BTreeSet, DirectPoll, Duration, Identity, Instant, PeerTable,
-    ROLLOUT_GRACE, SystemTime,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::entry::{DirectPoll, Entry};
+use super::{PeerTable, ROLLOUT_GRACE};
+use crate::identity::Identity;
+use crate::registry::Addresses;
 use crate::served_record::StoredDeparture;
 
 /// A stored time is rewritten only if the departure begins at least this much later.
@@ -40,6 +44,19 @@ impl Departure {
     }
 }
 
+impl Entry {
+    /// Treats a server whose bridge departed long ago as one that never had a bridge.
+    /// Returns whether that changed.
+    pub(super) fn end_grace(&mut self, departure: Option<&Departure>, at: Instant) -> bool {
+        let has_left = departure.is_some_and(|it| !it.is_recent(at)) && !self.has_bridge();
+        let has_ended = has_left && self.direct == DirectPoll::Untried;
+        if has_ended {
+            self.direct = DirectPoll::GraceExpired;
+        }
+        has_ended
+    }
+}
+
 impl PeerTable {
     /// Computes the departures from records and addresses.
     pub(super) fn update_departures(&mut self, at: Instant) {
@@ -64,14 +81,14 @@ impl PeerTable {
                 None => {
                     entry.direct = DirectPoll::Untried;
                     if before.contains_key(identity) {
-                        entry.next_fetch_is_direct = false;
+                        entry.next_poll_is_direct = false;
                     }
                 }
                 Some(departure) => {
                     let known = before.get(identity);
                     if known.is_none_or(|known| known.since != departure.since) {
                         // The server itself may be reachable from now on.
-                        entry.next_fetch_is_direct = true;
+                        entry.next_poll_is_direct = true;
                         entry.poll_again(at);
                     }
                 }
@@ -119,7 +136,7 @@ impl PeerTable {
 
     /// Whether addresses are in a file that has none for this server.
     fn is_missing_in_file(&self, identity: &Identity) -> bool {
-        let is_in_it = |entry: &super::Entry| entry.published;
+        let is_in_it = |entry: &Entry| entry.published;
         self.file_is_read && !self.entries.get(identity).is_some_and(is_in_it)
     }
 

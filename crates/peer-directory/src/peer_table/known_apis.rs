@@ -5,6 +5,9 @@
 //! administrator removes one.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
 
 use http::Method;
 use proptest::prelude::*;
@@ -12,6 +15,9 @@ use skewbridge_k8s_api::request_info::{DecodedPath, RequestInfo};
 
 use super::*;
 use crate::peer::PeerLookup;
+use crate::registry::AdvertisedAddress;
+use crate::served_apis::ServedApis;
+use crate::served_record::ServedRecord;
 use crate::served_record::tests::record;
 
 const SERVER_NAMES: [&str; 2] = ["apiserver-a", "apiserver-b"];

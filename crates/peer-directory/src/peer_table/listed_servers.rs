@@ -1,12 +1,17 @@
 //! Servers whose own addresses are listed: those without a known identity, those without a bridge,
 //! and the servers behind bridges.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
 
-use super::{
-    AddressOrigin, Addresses, ApiSource, Arc, BTreeMap, BTreeSet, Entry, Identity, Instant, Peer,
-    PeerHealth, PeerRecord, PeerTable, ServedApis,
-};
+use super::PeerTable;
+use super::entry::Entry;
+use crate::identity::Identity;
+use crate::peer::{ApiSource, Peer, PeerRecord};
+use crate::registry::{AddressOrigin, Addresses};
+use crate::served_apis::ServedApis;
 
 /// Addresses of servers, from `EndpointSlices` and from entries of a file without a bridge.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,17 +20,6 @@ pub struct ListedAddresses {
     pub all: BTreeSet<SocketAddr>,
     /// Those of servers whose identities are known.
     pub identified: BTreeMap<Identity, SocketAddr>,
-}
-
-/// A server itself, beside its bridge.
-#[derive(Debug, Default)]
-pub(super) struct Fallback {
-    /// Its health.
-    pub(super) health: Arc<PeerHealth>,
-    /// The next poll goes to it, because its bridge has not answered.
-    pub(super) is_polled_next: bool,
-    /// The current poll goes to it.
-    pub(super) is_polled: bool,
 }
 
 impl PeerTable {

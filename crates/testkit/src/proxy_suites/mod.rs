@@ -1,9 +1,11 @@
-//! Suites that each user of the HTTP engine has to pass: rules against request smuggling, retries,
-//! truncated responses and limits. A user implements [`ProxyFixture`] and has
+//! Suites that each user of the HTTP engine has to pass: rules against request smuggling, and for
+//! retries, GOAWAY, truncated responses and limits. A user implements [`ProxyFixture`] and has
 //! [`proxy_suites!`](crate::proxy_suites!) make a test of each rule.
 
+pub mod goaway;
 pub mod limits;
 pub mod retries;
+mod scripted_requests;
 pub mod smuggling;
 pub mod truncation;
 
@@ -162,21 +164,23 @@ macro_rules! proxy_suites {
             a_request_to_a_workload_is_never_sent_twice,
             a_request_whose_response_has_begun_is_not_retried,
             a_read_on_a_new_connection_that_breaks_is_not_retried,
-            requests_above_the_last_stream_of_goaway_are_retried,
-            a_request_that_meets_repeated_goaways_is_retried_until_it_is_accepted,
-            requests_up_to_the_last_stream_of_goaway_are_not_retried,
             a_request_whose_connection_is_reset_before_the_response_is_not_retried,
             a_refused_stream_is_retried_once,
             a_stream_that_is_refused_twice_fails,
             a_stream_that_is_reset_for_another_reason_is_not_retried,
             a_body_too_large_to_replay_is_never_sent_partially,
-            a_watch_survives_goaway_and_new_requests_use_another_connection,
-            goaway_on_every_connection_does_not_fail_requests,
             further_connections_are_opened_when_all_streams_are_in_use,
             requests_recover_from_a_restart_of_upstream,
             connections_closed_by_upstream_are_replaced_without_an_error,
             a_request_in_flight_is_not_retried_when_upstream_is_killed,
             a_retried_write_has_the_same_length_and_body,
+        );
+        $crate::proxy_suites!(@suite $fixture, goaway,
+            requests_above_the_last_stream_of_goaway_are_retried,
+            a_request_that_meets_repeated_goaways_is_retried_until_it_is_accepted,
+            requests_up_to_the_last_stream_of_goaway_are_not_retried,
+            a_watch_survives_goaway_and_new_requests_use_another_connection,
+            goaway_on_every_connection_does_not_fail_requests,
         );
         $crate::proxy_suites!(@suite $fixture, truncation,
             a_response_truncated_by_upstream_never_looks_complete,

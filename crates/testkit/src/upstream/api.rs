@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
+use super::conn_context::{ConnContext, Handler, RespondWhen};
 use super::recorded_request::Record;
 use super::{
     ClientCertificate, RecordedRequest, Reply, any_local_port, bind_reserved, http1, http2, listen,
@@ -73,14 +74,6 @@ pub struct Options<'a> {
 /// The tasks of the open connections. Separate from [`Shared`], which those tasks own.
 type Connections = Arc<Mutex<JoinSet<()>>>;
 
-type Handler = dyn Fn(RecordedRequest) -> Reply + Send + Sync;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RespondWhen {
-    Complete,
-    AtHead,
-}
-
 struct Shared {
     acceptor: TlsAcceptor,
     handler: Arc<Handler>,
@@ -93,18 +86,6 @@ struct Shared {
     live: watch::Sender<usize>,
     goaway: watch::Sender<()>,
     kill: watch::Sender<()>,
-}
-
-/// The connection state that both protocols use.
-#[derive(Clone)]
-pub(super) struct ConnContext {
-    pub(super) connection: usize,
-    pub(super) client: Option<ClientCertificate>,
-    pub(super) record: Record,
-    pub(super) respond_when: RespondWhen,
-    handler: Arc<Handler>,
-    panicked: PanicFlag,
-    goaway: watch::Receiver<()>,
 }
 
 impl<'a> Options<'a> {
@@ -294,25 +275,6 @@ impl Drop for ApiServer {
         // The accept task owns the set as well and ends later than this.
         lock(&self.connections).abort_all();
         self.shared.panicked.check("a handler");
-    }
-}
-
-impl ConnContext {
-    pub(super) fn handle(&self, request: RecordedRequest) -> Reply {
-        let _watch = self.panicked.watch();
-        (self.handler)(request)
-    }
-
-    /// Resolves at the next call of [`ApiServer::goaway`].
-    pub(super) async fn goaway_requested(&mut self) {
-        if self.goaway.changed().await.is_err() {
-            // The server is dropped, and this task will be aborted.
-            std::future::pending::<()>().await;
-        }
-    }
-
-    pub(super) fn is_goaway_requested(&self) -> bool {
-        self.goaway.has_changed().unwrap_or(true)
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
-use super::api::{ConnContext, RespondWhen};
+use super::conn_context::{ConnContext, RespondWhen};
 use super::recorded_request::{Body, Entry};
 use super::reply::{BodyPart, BodyStream, Payload};
 use super::{RecordedRequest, Reply};

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsStream;
 
-use super::api::{ConnContext, RespondWhen};
+use super::conn_context::{ConnContext, RespondWhen};
 use super::recorded_request::{Body, Entry};
 use super::reply::{BodyPart, BodyStream, Payload};
 use super::{RecordedRequest, Reply};

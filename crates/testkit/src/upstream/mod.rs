@@ -1,6 +1,7 @@
 //! Fake kube-apiservers: a well-behaved one and a scripted one.
 
 mod api;
+mod conn_context;
 mod http1;
 mod http2;
 mod recorded_request;

@@ -10,7 +10,7 @@ use skewbridge_gateway::tls::files::LargestUnit;
 use skewbridge_gateway::tls::own_certificates::{EXPIRY_WARNING_PERIOD, PEER_NAME};
 
 use super::server::{self, BridgeReport, ServerReachability};
-use super::{Layout, Node, clients, node};
+use super::{AdminAddress, Layout, clients, node};
 use crate::check::finding::{Finding, Remedy, Section};
 use crate::check::handshake::ConnectProblem;
 use crate::check::parallel;
@@ -19,7 +19,7 @@ use crate::check::preflight::{ServerClock, judge_clocks};
 const SECTION: Section = Section::Bridges;
 
 /// Another server of the cluster, and what answers at its address.
-pub(super) struct Other {
+pub(super) struct OtherServer {
     pub(super) listed: ServerDiscovery,
     pub(super) contact: Option<ServerReachability>,
     pub(super) target: Option<Target>,
@@ -43,7 +43,7 @@ pub(super) fn first(
                 format!("it runs local-only: {why}"),
                 Remedy::command(
                     "skewbridge check --config=/etc/skewbridge/config.yaml",
-                    "set the flags that are missing; the command, on its machine, names them",
+                    "set the flags that are missing; run on its machine, the command names them",
                 ),
             ),
         },
@@ -123,32 +123,39 @@ fn connection_remedy(target: &Target, problem: Option<&ConnectProblem>) -> Remed
 /// Contacts the other servers that the bridge lists. Where it does not report their addresses,
 /// their bridges are looked for at the published addresses, and at those that the admin port of the
 /// bridge on this machine shows.
-pub(super) async fn others(target: &Target, answer: &BridgeReport, node: Node) -> Vec<Other> {
+pub(super) async fn others(
+    target: &Target,
+    answer: &BridgeReport,
+    admin: AdminAddress,
+) -> Vec<OtherServer> {
     let listed = answer.list.servers.iter().filter(|it| !it.local);
     let listed: Vec<_> = listed.cloned().collect();
     let published = if listed.iter().any(|it| it.address.is_none()) {
-        let (published, of_node) = tokio::join!(clients::addresses(target), node::addresses(node));
+        let (published, of_node) = tokio::join!(clients::addresses(target), node::addresses(admin));
         bridges_at(target, &published.unwrap_or_default() | &of_node).await
     } else {
         Vec::new()
     };
     let probes = listed
         .into_iter()
-        .map(|listed| -> parallel::Probe<'_, Other> {
-            let found = published.iter().find(|it| it.is_beside(&listed));
+        .map(|listed| -> parallel::Probe<'_, OtherServer> {
+            let found = published.iter().find(|it| it.is_in_front_of(&listed));
             Box::pin(async move {
                 if let Some(found) = found {
                     return found.of(listed);
                 }
-                let there = listed.address.as_ref().map(|address| at(target, address));
-                let contact = match &there {
+                let other_target = listed
+                    .address
+                    .as_ref()
+                    .map(|address| server::with_address(target, address));
+                let contact = match &other_target {
                     Some(target) => Some(server::contact(target).await),
                     None => None,
                 };
-                Other {
+                OtherServer {
                     listed,
                     contact,
-                    target: there,
+                    target: other_target,
                 }
             })
         });
@@ -164,14 +171,14 @@ struct PublishedBridge {
 
 impl PublishedBridge {
     /// Whether a server is the one behind this bridge.
-    fn is_beside(&self, server: &ServerDiscovery) -> bool {
+    fn is_in_front_of(&self, server: &ServerDiscovery) -> bool {
         let mut servers = self.answer.list.servers.iter();
         server.address.is_none() && servers.any(|it| it.local && it.identity == server.identity)
     }
 
-    fn of(&self, mut listed: ServerDiscovery) -> Other {
+    fn of(&self, mut listed: ServerDiscovery) -> OtherServer {
         listed.address = Some(self.address.clone());
-        Other {
+        OtherServer {
             listed,
             contact: Some(ServerReachability::Bridge(self.answer.clone())),
             target: Some(self.target.clone()),
@@ -185,7 +192,7 @@ async fn bridges_at(target: &Target, addresses: BTreeSet<SocketAddr>) -> Vec<Pub
         .map(|address| -> parallel::Probe<'_, _> {
             Box::pin(async move {
                 let address = address.to_string();
-                let target = at(target, &address);
+                let target = server::with_address(target, &address);
                 match server::contact(&target).await {
                     ServerReachability::Bridge(answer) => Some(PublishedBridge {
                         address,
@@ -200,18 +207,11 @@ async fn bridges_at(target: &Target, addresses: BTreeSet<SocketAddr>) -> Vec<Pub
     bridges.into_iter().flatten().collect()
 }
 
-/// The same cluster and user at another address. All serving certificates have the name that pods
-/// verify.
-pub(in crate::check) fn at(target: &Target, authority: &str) -> Target {
-    let server = format!("https://{authority}");
-    target.clone().with_server(&server, Some(PEER_NAME))
-}
-
 /// The findings about all bridges.
 pub(super) fn judge(
     target: &Target,
     answer: &BridgeReport,
-    others: &[Other],
+    others: &[OtherServer],
     layout: Layout,
 ) -> Vec<Finding> {
     let now = SystemTime::now();
@@ -253,7 +253,7 @@ pub(super) fn judge(
 }
 
 /// The host of a server with its version.
-fn host(server: &ServerDiscovery) -> String {
+pub(super) fn host(server: &ServerDiscovery) -> String {
     let host = server.host.as_ref().unwrap_or(&server.identity);
     match &server.version {
         Some(version) => format!("{host} ({version})"),
@@ -276,7 +276,7 @@ fn reachable(name: String, listed: &ServerDiscovery) -> Finding {
     let remedy = Remedy::command(
         "skewbridge check",
         format!(
-            "start the bridge of {}; the command, there, shows what it lacks",
+            "start the bridge of {}; run on its machine, the command shows what it lacks",
             host(listed)
         ),
     );
@@ -284,7 +284,7 @@ fn reachable(name: String, listed: &ServerDiscovery) -> Finding {
 }
 
 fn contacted(
-    other: &Other,
+    other: &OtherServer,
     server: &str,
     layout: Layout,
     known: &BTreeSet<String>,
@@ -302,9 +302,9 @@ fn contacted(
             Finding::not_known(SECTION, name, format!("{server} has no address for it"))
         }
         Some(ServerReachability::Bridge(answer)) => {
-            let theirs = identities(&answer.list);
+            let other_identities = identities(&answer.list);
             let name = format!("{host} has a bridge at {at}, which reaches the same servers");
-            let missing: Vec<_> = known.difference(&theirs).cloned().collect();
+            let missing: Vec<_> = known.difference(&other_identities).cloned().collect();
             let servers = answer.list.servers.iter();
             let unreachable: Vec<_> = (servers.filter(|it| !it.local && !it.reachable))
                 .map(self::host)
@@ -320,8 +320,8 @@ fn contacted(
             let remedy = Remedy::command(
                 "skewbridge check --config=/etc/skewbridge/config.yaml",
                 format!(
-                    "give the bridge of {host} the same registry and flags; the command, there, \
-                         names what is missing"
+                    "give the bridge of {host} the same registry and flags; run on its machine, \
+                     the command names what is missing"
                 ),
             );
             Finding::failure(SECTION, name, why, remedy)
@@ -418,7 +418,7 @@ mod tests {
             (None, Outcome::NotKnown),
         ];
         for (contact, expected) in rows {
-            let other = Other {
+            let other = OtherServer {
                 listed: listed("b"),
                 contact,
                 target: None,

@@ -1,70 +1,37 @@
 //! Whether the Service `kubernetes` and the components of this node use bridges.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::net::SocketAddr;
 
-use skewbridge_client::{Kubeconfig, Target};
+use skewbridge_client::Target;
 use skewbridge_peer_directory::{EndpointSlice, List, endpoint_slice};
 
-use super::bridges::at;
+use super::components::{self, CheckedServer, Expected};
 use super::server::{self, ServerReachability};
-use super::{ClusterOptions, Layout};
+use super::{ClusterOptions, INSTALL_COMMAND, Layout};
 use crate::check::finding::{Finding, Remedy, Section};
-use crate::check::handshake::ConnectProblem;
 use crate::check::{http, parallel};
-use crate::{flag_values, local_addresses};
+use crate::local_addresses;
 
 const SECTION: Section = Section::Clients;
 
-/// kubeadm's kubeconfig files, and the component that uses each.
-const COMPONENTS: [(&str, &str); 5] = [
-    ("controller-manager.conf", "kube-controller-manager"),
-    ("scheduler.conf", "kube-scheduler"),
-    ("kubelet.conf", "kubelet"),
-    ("admin.conf", "the administrator"),
-    ("super-admin.conf", "the break-glass administrator"),
-];
-
-/// Prints what makes a node have a bridge.
-const MANIFEST: &str = "skewbridge manifest kubeadm";
-
-/// How often the server of a component is connected to: a load balancer may have backends of which
-/// only some are bridges.
-const CONNECTIONS: usize = 10;
-
-/// What answers at the server of the check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum First {
-    Bridge,
-    /// A kube-apiserver, or nothing.
-    Other,
-}
-
-/// What the clients of a cluster are judged by.
-struct Expected<'a> {
-    target: &'a Target,
-    first: First,
-    layout: Layout,
-    /// The addresses of the Service `kubernetes`.
-    published: &'a BTreeSet<SocketAddr>,
-    /// The addresses of this machine.
-    local: BTreeSet<IpAddr>,
-}
-
-pub(super) async fn check(options: &ClusterOptions, target: &Target, first: First) -> Vec<Finding> {
+pub(super) async fn check(
+    options: &ClusterOptions,
+    target: &Target,
+    checked_server: CheckedServer,
+) -> Vec<Finding> {
     let addresses = addresses(target).await;
     let none = BTreeSet::new();
     let expected = Expected {
         target,
-        first,
+        checked_server,
         layout: options.layout,
         published: addresses.as_ref().unwrap_or(&none),
         local: local_addresses::all(),
     };
     let (mut findings, components, nodes) = tokio::join!(
         service(target, options.layout, &addresses),
-        components(&expected, &options.kubernetes_dir),
+        components::check(&expected, &options.kubernetes_dir),
         nodes(target),
     );
     let on_node = !components.is_empty();
@@ -93,7 +60,8 @@ async fn service(
     };
     let probes = addresses.iter().map(|&address| -> parallel::Probe<'_, _> {
         Box::pin(async move {
-            let contact = server::connect(&at(target, &address.to_string())).await;
+            let contact =
+                server::connect(&server::with_address(target, &address.to_string())).await;
             of_endpoint(address, &contact, layout)
         })
     });
@@ -127,7 +95,7 @@ fn of_endpoint(address: SocketAddr, contact: &ServerReachability, layout: Layout
             name,
             "a kube-apiserver answers: requests of pods go past the bridges",
             Remedy::command(
-                MANIFEST,
+                INSTALL_COMMAND,
                 format!(
                     "let the bridge listen at {address}, and kube-apiserver at --bind-address=\
                      127.0.0.1; the command prints both. If the bridges have another port or are \
@@ -140,7 +108,7 @@ fn of_endpoint(address: SocketAddr, contact: &ServerReachability, layout: Layout
             name,
             "a kube-apiserver answers: with this layout requests of pods go past the bridges",
             Remedy::command(
-                MANIFEST,
+                INSTALL_COMMAND,
                 "to protect pods, too, use the layout with the same port, which the command prints",
             ),
         ),
@@ -148,240 +116,6 @@ fn of_endpoint(address: SocketAddr, contact: &ServerReachability, layout: Layout
             Finding::not_known(SECTION, name, format!("from here: {why}"))
         }
     }
-}
-
-/// The kubeconfigs of components on this machine.
-async fn components(expected: &Expected<'_>, directory: &Path) -> Vec<Finding> {
-    let files = COMPONENTS.map(|(file, component)| (directory.join(file), component));
-    let files = files.into_iter().filter(|(path, _)| path.exists());
-    let probes = files.map(|(path, component)| -> parallel::Probe<'_, Finding> {
-        Box::pin(async move {
-            let configured = Kubeconfig::load(Some(&path)).and_then(|it| it.target(None));
-            match configured {
-                Err(error) => {
-                    let name = format!("{component} ({}) uses a bridge", path.display());
-                    Finding::not_known(SECTION, name, error.to_string())
-                }
-                Ok(configured) => {
-                    let reached = reached(expected.target, &configured).await;
-                    of_component(&path, component, &configured, &reached, expected)
-                }
-            }
-        })
-    });
-    parallel::all(probes.collect()).await
-}
-
-/// What answered at the server of a kubeconfig.
-struct Reached {
-    /// How many connections led to a bridge.
-    bridges: usize,
-    /// The answer on the last connection, which is a bridge only if all are.
-    last: ServerReachability,
-    /// Whether nothing listens there.
-    is_refused: bool,
-}
-
-/// Connects to the server of a kubeconfig until something else than a bridge answers. The
-/// credentials in it may not be readable, or may not be permitted to read discovery: then as the
-/// user of the check.
-async fn reached(target: &Target, configured: &Target) -> Reached {
-    let mut user = configured.clone();
-    let mut last = server::connect(&user).await;
-    if matches!(
-        last,
-        ServerReachability::Unreachable(_) | ServerReachability::Refused(_)
-    ) {
-        user.user = target.user.clone();
-        user.cluster.certificate_authority = target.cluster.certificate_authority.clone();
-        last = server::connect(&user).await;
-    }
-    let mut bridges = 0;
-    while matches!(last, ServerReachability::Bridge(_)) {
-        bridges += 1;
-        if bridges == CONNECTIONS {
-            break;
-        }
-        last = server::connect(&user).await;
-    }
-    let is_refused = match last {
-        ServerReachability::Unreachable(_) => {
-            server::problem(&user).await == Some(ConnectProblem::Refused)
-        }
-        _ => false,
-    };
-    Reached {
-        bridges,
-        last,
-        is_refused,
-    }
-}
-
-fn of_component(
-    path: &Path,
-    component: &str,
-    configured: &Target,
-    reached: &Reached,
-    expected: &Expected<'_>,
-) -> Finding {
-    let server = &configured.cluster.server;
-    let name = format!("{component} ({}) uses a bridge", path.display());
-    match (&reached.last, reached.bridges) {
-        (ServerReachability::Bridge(_), count) => {
-            Finding::ok(SECTION, name).message(format!("{server}, {count} connections"))
-        }
-        (ServerReachability::Server, 0) => {
-            let remedy = server_remedy(path, component, configured, expected);
-            if expected.is_kube_apiserver(server) {
-                let why = format!(
-                    "at {server} a kube-apiserver answers: with this layout its requests go past \
-                     the bridge"
-                );
-                return Finding::warning(SECTION, name, why, remedy);
-            }
-            let why =
-                format!("at {server} a kube-apiserver answers: its requests go past the bridge");
-            Finding::failure(SECTION, name, why, remedy)
-        }
-        (ServerReachability::Server, count) => Finding::failure(
-            SECTION,
-            name,
-            format!(
-                "at {server} a kube-apiserver answered after {count} connections to bridges: a \
-                 load balancer there has a backend without a bridge"
-            ),
-            Remedy::command(
-                MANIFEST,
-                "install a bridge on the nodes that have none, or remove them from the load \
-                 balancer; the command, on such a node, prints what to install",
-            ),
-        ),
-        // The component has no server while nothing listens there.
-        (ServerReachability::Unreachable(why), 0)
-            if reached.is_refused && expected.is_local(server) =>
-        {
-            let why = format!("{server}: {why}");
-            Finding::failure(SECTION, name, why, expected.start_remedy(server))
-        }
-        (ServerReachability::Unreachable(why) | ServerReachability::Refused(why), 0) => {
-            Finding::not_known(SECTION, name, format!("{server}: {why}"))
-        }
-        (ServerReachability::Unreachable(why) | ServerReachability::Refused(why), count) => {
-            Finding::not_known(
-                SECTION,
-                name,
-                format!("{server}: after {count} connections to bridges: {why}"),
-            )
-        }
-    }
-}
-
-/// A node without a bridge gets one; its kubeconfigs stay as kubeadm writes them. Other servers are
-/// replaced by the bridge of this node, if one is known: that of another node would make this node
-/// depend on the other one.
-fn server_remedy(
-    path: &Path,
-    component: &str,
-    configured: &Target,
-    expected: &Expected<'_>,
-) -> Remedy {
-    let server = &configured.cluster.server;
-    if expected.layout == Layout::SamePort && expected.is_published(server) {
-        return Remedy::command(
-            MANIFEST,
-            format!(
-                "install a bridge on the node of {server}, and leave the file as it is; the \
-                 command, on that node, prints what to install"
-            ),
-        );
-    }
-    match expected.bridge_of_this_node() {
-        Some(bridge) => Remedy {
-            file: Some(path.to_owned()),
-            ..Remedy::command(
-                format!(
-                    "kubectl --kubeconfig={} config set-cluster {} --server={bridge}",
-                    path.display(),
-                    configured.cluster_name,
-                ),
-                format!("set the address of the bridge, and restart {component}"),
-            )
-        },
-        None => Remedy::file(
-            path,
-            format!(
-                "set `server` to the address of the bridge of this node, and restart {component}"
-            ),
-        ),
-    }
-}
-
-impl Expected<'_> {
-    /// Whether the layout leaves this server of a component to kube-apiserver.
-    fn is_kube_apiserver(&self, server: &str) -> bool {
-        self.layout != Layout::SamePort && self.is_published(server)
-    }
-
-    fn is_published(&self, server: &str) -> bool {
-        address(server).is_some_and(|it| self.published.contains(&it))
-    }
-
-    /// Whether a server is on this machine.
-    fn is_local(&self, server: &str) -> bool {
-        address(server).is_some_and(|it| it.ip().is_loopback() || self.local.contains(&it.ip()))
-    }
-
-    /// What has to listen at an address of this machine.
-    fn start_remedy(&self, server: &str) -> Remedy {
-        let is_loopback = address(server).is_some_and(|it| it.ip().is_loopback());
-        if is_loopback || self.is_kube_apiserver(server) {
-            Remedy::command(
-                "journalctl -u kubelet",
-                format!(
-                    "let a kube-apiserver listen at {server}; the log of kubelet shows why it does \
-                     not run"
-                ),
-            )
-        } else {
-            Remedy::command(
-                "systemctl restart skewbridge",
-                format!(
-                    "start the bridge at {server}; its log (journalctl -u skewbridge) shows why it \
-                     has ended"
-                ),
-            )
-        }
-    }
-
-    /// The URL of the bridge of this node, or of the balancer.
-    fn bridge_of_this_node(&self) -> Option<String> {
-        if self.first != First::Bridge {
-            return None;
-        }
-        let checked = &self.target.cluster.server;
-        let is_own = match self.layout {
-            Layout::Balancer => true,
-            Layout::SamePort => self.is_local(checked) && self.is_published(checked),
-            Layout::OtherPort => self.is_local(checked),
-        };
-        if is_own {
-            return Some(checked.clone());
-        }
-        let is_same_port = self.layout == Layout::SamePort;
-        let mut own = self
-            .published
-            .iter()
-            .filter(|it| self.local.contains(&it.ip()));
-        let own = own.next().filter(|_| is_same_port);
-        own.map(|address| format!("https://{address}"))
-    }
-}
-
-/// The address in a URL without a name.
-fn address(server: &str) -> Option<SocketAddr> {
-    let endpoint = flag_values::endpoint(server).ok()?;
-    let ip = endpoint.host.parse().ok()?;
-    Some(SocketAddr::new(ip, endpoint.port.unwrap_or(443)))
 }
 
 /// The names of all nodes.
@@ -417,179 +151,12 @@ mod tests {
     use super::*;
     use crate::check::finding::Outcome;
 
-    fn target(server: &str) -> Target {
-        let text = format!(
-            "{{current-context: a, contexts: [{{name: a, context: {{cluster: kubernetes, user: u}}}}], \
-             clusters: [{{name: kubernetes, cluster: {{server: '{server}'}}}}], \
-             users: [{{name: u, user: {{}}}}]}}"
-        );
-        Kubeconfig::parse(&text, Path::new("a.conf"))
-            .unwrap()
-            .target(None)
-            .unwrap()
-    }
-
     fn bridge() -> ServerReachability {
         ServerReachability::Bridge(Box::new(BridgeReport {
             list: ServerDiscoveryList::default(),
             not_after: None,
             clock: None,
         }))
-    }
-
-    /// The finding of `scheduler.conf`, which names this server.
-    fn scheduler(server: &str, reached: &Reached, first: First, layout: Layout) -> Finding {
-        let published = ["10.0.0.11:6443", "10.0.0.12:6443"].map(|it| it.parse().unwrap());
-        let published = BTreeSet::from(published);
-        // The bridge of another node.
-        let checked = target("https://10.0.0.12:6443");
-        let expected = Expected {
-            target: &checked,
-            first,
-            layout,
-            published: &published,
-            local: BTreeSet::from([[10, 0, 0, 11], [127, 0, 0, 1]].map(IpAddr::from)),
-        };
-        let path = Path::new("/etc/kubernetes/scheduler.conf");
-        of_component(path, "kube-scheduler", &target(server), reached, &expected)
-    }
-
-    #[test]
-    fn a_component_past_the_bridge_has_a_remedy() {
-        let server = || Reached {
-            bridges: 0,
-            last: ServerReachability::Server,
-            is_refused: false,
-        };
-        let at = "https://127.0.0.1:6443";
-        let found = scheduler(at, &server(), First::Bridge, Layout::SamePort);
-        assert_eq!(found.outcome, Outcome::Failure);
-        assert_eq!(
-            found.remedy.unwrap().command.unwrap(),
-            "kubectl --kubeconfig=/etc/kubernetes/scheduler.conf config set-cluster kubernetes \
-             --server=https://10.0.0.11:6443"
-        );
-        // The server of the check is no bridge either.
-        let found = scheduler(at, &server(), First::Other, Layout::SamePort);
-        assert_eq!(found.outcome, Outcome::Failure);
-        let remedy = found.remedy.unwrap();
-        assert_eq!(remedy.command, None);
-        assert!(remedy.file.unwrap().ends_with("scheduler.conf"));
-    }
-
-    /// A node depends on its own bridge, and kubeadm's kubeconfigs stay as they are.
-    #[test]
-    fn a_remedy_keeps_a_node_independent_of_other_nodes() {
-        use Layout::{Balancer, OtherPort, SamePort};
-        let command =
-            "kubectl --kubeconfig=/etc/kubernetes/scheduler.conf config set-cluster kubernetes";
-        let own = format!("{command} --server=https://10.0.0.11:6443");
-        let checked = format!("{command} --server=https://10.0.0.12:6443");
-        let [first, second] = ["https://10.0.0.11:6443", "https://10.0.0.12:6443"];
-        let rows = [
-            (SamePort, first, Some(MANIFEST)),
-            (SamePort, second, Some(MANIFEST)),
-            (SamePort, "https://127.0.0.1:6443", Some(&*own)),
-            (SamePort, "https://api.example.com:6443", Some(&own)),
-            (Balancer, first, Some(&checked)),
-            // The bridge of this node is not known.
-            (OtherPort, first, None),
-        ];
-        for (layout, server, expected) in rows {
-            let reached = Reached {
-                bridges: 0,
-                last: ServerReachability::Server,
-                is_refused: false,
-            };
-            let found = scheduler(server, &reached, First::Bridge, layout);
-            let remedy = found.remedy.unwrap();
-            assert_eq!(remedy.command.as_deref(), expected, "{layout:?} {server}");
-            let names_file = remedy.file.is_some();
-            assert_eq!(
-                names_file,
-                expected != Some(MANIFEST),
-                "{layout:?} {server}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_layout_leaves_published_addresses_to_kube_apiserver() {
-        use Layout::{Balancer, OtherPort, SamePort};
-        let [published, other] = ["https://10.0.0.11:6443", "https://api.example.com:6443"];
-        let rows = [
-            (SamePort, published, Outcome::Failure),
-            (OtherPort, published, Outcome::Warning),
-            (Balancer, published, Outcome::Warning),
-            (OtherPort, other, Outcome::Failure),
-            (Balancer, other, Outcome::Failure),
-        ];
-        for (layout, server, expected) in rows {
-            let reached = Reached {
-                bridges: 0,
-                last: ServerReachability::Server,
-                is_refused: false,
-            };
-            let found = scheduler(server, &reached, First::Bridge, layout);
-            assert_eq!(found.outcome, expected, "{layout:?} {server}");
-        }
-    }
-
-    #[test]
-    fn every_backend_of_a_load_balancer_has_to_be_a_bridge() {
-        let rows = [
-            (CONNECTIONS, bridge(), Outcome::Ok),
-            (2, ServerReachability::Server, Outcome::Failure),
-            (
-                2,
-                ServerReachability::Unreachable("x".to_owned()),
-                Outcome::NotKnown,
-            ),
-            (
-                0,
-                ServerReachability::Refused("x".to_owned()),
-                Outcome::NotKnown,
-            ),
-        ];
-        for (bridges, last, expected) in rows {
-            let reached = Reached {
-                bridges,
-                last,
-                is_refused: false,
-            };
-            let at = "https://api.example.com:6443";
-            let found = scheduler(at, &reached, First::Bridge, Layout::SamePort);
-            assert_eq!(found.outcome, expected, "{found:?}");
-        }
-    }
-
-    /// A component whose own server is down is not one that cannot be checked from here.
-    #[test]
-    fn a_server_of_this_node_that_is_down_is_a_failure() {
-        use Layout::{OtherPort, SamePort};
-        let [bridge, server] = ["systemctl restart skewbridge", "journalctl -u kubelet"];
-        let rows = [
-            ("https://10.0.0.11:6443", SamePort, true, Some(bridge)),
-            ("https://127.0.0.1:6443", SamePort, true, Some(server)),
-            ("https://10.0.0.11:6443", OtherPort, true, Some(server)),
-            ("https://10.0.0.11:7443", OtherPort, true, Some(bridge)),
-            // A firewall, another node, and a load balancer.
-            ("https://10.0.0.11:6443", SamePort, false, None),
-            ("https://10.0.0.12:6443", SamePort, true, None),
-            ("https://api.example.com:6443", SamePort, true, None),
-        ];
-        for (at, layout, is_refused, expected) in rows {
-            let reached = Reached {
-                bridges: 0,
-                last: ServerReachability::Unreachable("x".to_owned()),
-                is_refused,
-            };
-            let found = scheduler(at, &reached, First::Bridge, layout);
-            let command = found.remedy.and_then(|it| it.command);
-            assert_eq!(command.as_deref(), expected, "{at} {layout:?}");
-            let is_failure = found.outcome == Outcome::Failure;
-            assert_eq!(is_failure, expected.is_some(), "{at} {layout:?}");
-        }
     }
 
     #[test]

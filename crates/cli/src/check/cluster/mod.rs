@@ -3,9 +3,11 @@
 
 mod bridges;
 mod clients;
+mod components;
 mod node;
 mod requests;
 mod server;
+mod versions;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,9 +17,11 @@ use skewbridge_client::{Error, Kubeconfig, Target};
 use super::finding::{Finding, Remedy, Section};
 use server::ServerReachability;
 
-pub(super) use bridges::at as with_address;
 pub(super) use clients::addresses as published_addresses;
-pub(super) use server::expiry as certificate_expiry;
+pub(super) use server::{expiry as certificate_expiry, with_address};
+
+/// Prints what to install on a node for it to have a bridge.
+const INSTALL_COMMAND: &str = "skewbridge manifest kubeadm";
 
 /// What to check.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +34,7 @@ pub(crate) struct ClusterOptions {
     pub(crate) namespace: Option<String>,
     pub(crate) kubernetes_dir: PathBuf,
     pub(crate) layout: Layout,
-    pub(crate) node: Node,
+    pub(crate) admin: AdminAddress,
 }
 
 /// Where the bridges of the cluster are.
@@ -46,7 +50,7 @@ pub(crate) enum Layout {
 
 /// The admin port of the bridge on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Node {
+pub(crate) enum AdminAddress {
     /// At the default address, if a bridge answers there.
     Default,
     /// At this address.
@@ -57,7 +61,7 @@ pub(crate) enum Node {
 pub(super) async fn check(options: &ClusterOptions) -> Vec<Finding> {
     // Boxed: it is large.
     let cluster = Box::pin(of_cluster(options));
-    let (mut findings, cluster) = tokio::join!(node::check(options.node), cluster);
+    let (mut findings, cluster) = tokio::join!(node::check(options.admin), cluster);
     findings.extend(cluster);
     findings
 }
@@ -85,14 +89,16 @@ async fn of_cluster(options: &ClusterOptions) -> Vec<Finding> {
     };
     let mut findings = vec![bridges::first(&target, &first, problem.as_ref())];
     let ServerReachability::Bridge(answer) = &first else {
-        findings.extend(clients::check(options, &target, clients::First::Other).await);
+        findings
+            .extend(clients::check(options, &target, components::CheckedServer::NotBridge).await);
         return findings;
     };
-    let others = bridges::others(&target, answer, options.node).await;
+    let others = bridges::others(&target, answer, options.admin).await;
     findings.extend(bridges::judge(&target, answer, &others, options.layout));
+    findings.extend(versions::judge(&target.server(), answer, &others));
     let (requests, clients) = tokio::join!(
         requests::check(options, &target, answer, &others),
-        clients::check(options, &target, clients::First::Bridge),
+        clients::check(options, &target, components::CheckedServer::Bridge),
     );
     findings.extend(requests);
     findings.extend(clients);

@@ -5,24 +5,23 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 
-use super::Node;
+use super::AdminAddress;
 use crate::check::admin_port;
 use crate::check::finding::{Finding, Remedy, Section};
-use crate::check::flags::DEFAULT_ADMIN_ADDRESS;
 
 const SECTION: Section = Section::Node;
 
-pub(super) async fn check(node: Node) -> Vec<Finding> {
-    let address = admin_address(node);
+pub(super) async fn check(admin: AdminAddress) -> Vec<Finding> {
+    let address = socket_address(admin);
     let (ready, peers) = tokio::join!(
         admin_port::page(address, "/readyz?verbose"),
         admin_port::peers(address)
     );
-    let documents = match (peers, node) {
+    let documents = match (peers, admin) {
         (Ok(documents), _) => documents,
         // Without --admin-address a bridge is optional here.
-        (Err(_), Node::Default) => return Vec::new(),
-        (Err(why), Node::At(_)) => {
+        (Err(_), AdminAddress::Default) => return Vec::new(),
+        (Err(why), AdminAddress::At(_)) => {
             let remedy = Remedy::command(
                 "systemctl start skewbridge",
                 "start the bridge, or correct --admin-address",
@@ -41,16 +40,16 @@ pub(super) async fn check(node: Node) -> Vec<Finding> {
     findings
 }
 
-fn admin_address(node: Node) -> SocketAddr {
-    match node {
-        Node::Default => DEFAULT_ADMIN_ADDRESS,
-        Node::At(address) => address,
+fn socket_address(admin: AdminAddress) -> SocketAddr {
+    match admin {
+        AdminAddress::Default => admin_port::DEFAULT_ADDRESS,
+        AdminAddress::At(address) => address,
     }
 }
 
 /// The addresses of all bridges that the bridge on this machine knows; none if there is no bridge.
-pub(super) async fn addresses(node: Node) -> BTreeSet<SocketAddr> {
-    let documents = admin_port::peers(admin_address(node)).await;
+pub(super) async fn addresses(admin: AdminAddress) -> BTreeSet<SocketAddr> {
+    let documents = admin_port::peers(socket_address(admin)).await;
     let documents = documents.unwrap_or_default();
     documents.iter().flat_map(addresses_of_document).collect()
 }
@@ -170,7 +169,7 @@ fn of_peer(prefix: &str, peer: &Value) -> Finding {
     }
     let remedy = Remedy::command(
         "skewbridge check",
-        format!("start the bridge of {host}; the command, there, shows what it lacks"),
+        format!("start the bridge of {host}; run on its machine, the command shows what it lacks"),
     );
     Finding::failure(SECTION, name, problem, remedy)
 }
@@ -230,7 +229,7 @@ mod tests {
 
     #[test]
     fn failing_checks_of_readiness_are_named() {
-        let address = DEFAULT_ADMIN_ADDRESS;
+        let address = admin_port::DEFAULT_ADDRESS;
         let text = "[+]ping ok\n[-]upstream failed: refused\nreadyz check failed\n";
         let found = of_readyz(address, &Ok((503, text.to_owned())));
         assert_eq!(found.outcome, Outcome::Failure);

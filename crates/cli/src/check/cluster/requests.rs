@@ -10,7 +10,7 @@ use skewbridge_discovery::document::Group;
 use skewbridge_discovery::{Document, ServerDiscovery, accept};
 
 use super::ClusterOptions;
-use super::bridges::Other;
+use super::bridges::OtherServer;
 use super::server::{BridgeReport, ServerReachability};
 use crate::check::finding::{Finding, Remedy, Section};
 use crate::check::{http, parallel};
@@ -24,7 +24,7 @@ pub(super) async fn check(
     options: &ClusterOptions,
     target: &Target,
     answer: &BridgeReport,
-    others: &[Other],
+    others: &[OtherServer],
 ) -> Vec<Finding> {
     let mut bridges = vec![(target.server(), target.clone(), answer)];
     for other in others {

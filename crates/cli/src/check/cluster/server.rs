@@ -9,6 +9,7 @@ use skewbridge_client::{Request, Target};
 use skewbridge_discovery::{ServerDiscoveryList, servers};
 use skewbridge_gateway::tls::client_config;
 use skewbridge_gateway::tls::files::{load_ca, parse_ca, validity};
+use skewbridge_gateway::tls::own_certificates::PEER_NAME;
 
 use crate::check::handshake::{ConnectProblem, ServerCertificate, handshake};
 use crate::check::http::{self, ClockReading};
@@ -33,6 +34,13 @@ pub(super) struct BridgeReport {
     /// When its serving certificate expires, if this is known.
     pub(super) not_after: Option<SystemTime>,
     pub(super) clock: Option<ClockReading>,
+}
+
+/// The same cluster and user at another address. All serving certificates have the name that pods
+/// verify.
+pub(in crate::check) fn with_address(target: &Target, authority: &str) -> Target {
+    let server = format!("https://{authority}");
+    target.clone().with_server(&server, Some(PEER_NAME))
 }
 
 /// Determines whether a bridge or a kube-apiserver answers at the address.

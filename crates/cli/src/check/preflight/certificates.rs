@@ -13,7 +13,6 @@ use skewbridge_gateway::tls::own_certificates::{
     EXPIRY_WARNING_PERIOD, FrontProxy, PEER_NAME, is_for_name,
 };
 
-use super::configuration::has_issued;
 use crate::check::finding::{Finding, Remedy, Section};
 
 const SECTION: Section = Section::Certificates;
@@ -90,6 +89,11 @@ pub(super) fn ca_that_issued(
 ) -> Option<PathBuf> {
     let mut all = files.into_iter().chain([PathBuf::from(KUBEADM_CA)]);
     all.find(|it| has_issued(it, chain))
+}
+
+/// Whether a CA file has issued the certificate.
+fn has_issued(ca: &Path, chain: &[CertificateDer<'_>]) -> bool {
+    load_ca(ca).is_ok_and(|it| authenticates(&it.certificates, chain))
 }
 
 /// All findings about certificates.

@@ -27,16 +27,25 @@ pub(crate) fn judge(clocks: &[ServerClock]) -> Vec<Finding> {
 fn of_server(clock: &ServerClock) -> Finding {
     const SECTION: Section = Section::Clocks;
     let name = format!("the clocks of this machine and of {} agree", clock.server);
-    let ours = clock.reading.ours.duration_since(SystemTime::UNIX_EPOCH);
-    let ours = ours.unwrap_or_default();
-    let theirs = Duration::from_secs(clock.reading.theirs);
+    let local_time = clock
+        .reading
+        .local_time
+        .duration_since(SystemTime::UNIX_EPOCH);
+    let local_time = local_time.unwrap_or_default();
+    let server_time = Duration::from_secs(clock.reading.server_time);
     // A `Date` is cut to its second, and was written at any time of the round trip.
     let tolerance = clock.reading.round_trip / 2;
-    let (difference, direction) = if ours > theirs {
+    let (difference, direction) = if local_time > server_time {
         let cut = Duration::from_secs(1);
-        (ours.saturating_sub(theirs + cut + tolerance), "behind")
+        (
+            local_time.saturating_sub(server_time + cut + tolerance),
+            "behind",
+        )
     } else {
-        (theirs.saturating_sub(ours + tolerance), "ahead of")
+        (
+            server_time.saturating_sub(local_time + tolerance),
+            "ahead of",
+        )
     };
     if difference < SYNCHRONIZED {
         return Finding::ok(SECTION, name);
@@ -77,17 +86,20 @@ mod tests {
             (1_031, 1_000_000, 0, Outcome::Failure),
             (1_000, 1_031_500, 0, Outcome::Failure),
         ];
-        for (theirs, ours, round_trip, expected) in rows {
+        for (server_time, local_time, round_trip, expected) in rows {
             let clock = ServerClock {
                 server: "10.0.0.1:6443".to_owned(),
                 reading: ClockReading {
-                    theirs,
-                    ours: SystemTime::UNIX_EPOCH + Duration::from_millis(ours),
+                    server_time,
+                    local_time: SystemTime::UNIX_EPOCH + Duration::from_millis(local_time),
                     round_trip: Duration::from_millis(round_trip),
                 },
             };
             let finding = of_server(&clock);
-            assert_eq!(finding.outcome, expected, "{theirs} {ours} {finding:?}");
+            assert_eq!(
+                finding.outcome, expected,
+                "{server_time} {local_time} {finding:?}"
+            );
             assert_eq!(finding.remedy.is_some(), expected != Outcome::Ok);
         }
     }

@@ -5,7 +5,6 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use skewbridge_gateway::config::KeyPairFiles;
-use skewbridge_gateway::tls::files::load_ca;
 use skewbridge_gateway::tls::own_certificates::FrontProxy;
 
 use super::certificates::ca_that_issued;
@@ -161,13 +160,6 @@ fn quoted(path: &Path) -> String {
     } else {
         format!("'{}'", text.replace('\'', "'\\''"))
     }
-}
-
-/// Whether a CA file has issued the certificate.
-pub(super) fn has_issued(ca: &Path, chain: &[rustls_pki_types::CertificateDer<'_>]) -> bool {
-    let bundle = load_ca(ca);
-    bundle
-        .is_ok_and(|it| skewbridge_gateway::tls::ca_overlap::authenticates(&it.certificates, chain))
 }
 
 #[cfg(test)]

@@ -6,9 +6,11 @@ mod configuration;
 mod kernel;
 mod listening_sockets;
 mod peers;
+mod permissions;
 mod ports;
 mod registry;
 mod upstream;
+mod upstream_request;
 
 use std::time::SystemTime;
 

@@ -6,10 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde_json::{Value, json};
-use skewbridge_gateway::config::{Config, KeyPairFiles, RegistryKind, UpstreamServer};
-use skewbridge_gateway::peer_config::disabled_by_flags;
+use skewbridge_gateway::config::{Config, KeyPairFiles, RegistryKind};
 use skewbridge_gateway::tls::client_config;
 use skewbridge_gateway::tls::files::load_ca;
 use skewbridge_peer_directory::registry::{EtcdFiles, EtcdRegistry, file};
@@ -18,10 +15,10 @@ use skewbridge_peer_directory::{
 };
 use tokio::time::timeout;
 
-use super::upstream::{own_user, send_as};
+use super::permissions;
+use super::upstream_request::{own_user, send_as};
 use crate::check::finding::{Finding, Remedy, Section};
 use crate::check::{http, parallel};
-use crate::manifest;
 
 const SECTION: Section = Section::Registry;
 
@@ -217,7 +214,12 @@ async fn leases(config: &Config) -> RegistryChecks {
             }
         }
         Err(why) => RegistryChecks {
-            findings: vec![Finding::failure(SECTION, name, why, rights_remedy(config))],
+            findings: vec![Finding::failure(
+                SECTION,
+                name,
+                why,
+                permissions::remedy(config),
+            )],
             addresses: Vec::new(),
         },
     }
@@ -249,7 +251,12 @@ async fn endpoints(config: &Config) -> RegistryChecks {
             }
         }
         Err(why) => RegistryChecks {
-            findings: vec![Finding::failure(SECTION, name, why, rights_remedy(config))],
+            findings: vec![Finding::failure(
+                SECTION,
+                name,
+                why,
+                permissions::remedy(config),
+            )],
             addresses: Vec::new(),
         },
     }
@@ -265,186 +272,4 @@ async fn list<T: serde::de::DeserializeOwned>(
     answer.json(path)?;
     let list = List::<T>::parse(&answer.response.body).map_err(|error| error.to_string())?;
     Ok(list.items)
-}
-
-/// The manifest of the rights, or `--bridge-user` if it is for another user.
-fn rights_remedy(config: &Config) -> Remedy {
-    let user = &config.upstream.bridge_user.name;
-    if user == "skewbridge" {
-        Remedy::command(
-            "skewbridge manifest rbac | kubectl apply -f -",
-            "apply the rights of the bridge's user",
-        )
-    } else {
-        Remedy::flag(
-            "--bridge-user",
-            format!(
-                "give {user} the rights that `skewbridge manifest rbac` prints, or set \
-                 --bridge-user=skewbridge and apply them"
-            ),
-        )
-    }
-}
-
-/// A right that the bridge's user needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct RequiredPermission {
-    attributes: Value,
-    /// For messages.
-    text: String,
-}
-
-/// Sends a `SelfSubjectAccessReview` for each right that this configuration needs.
-pub(super) async fn rights(config: &Config, server: &UpstreamServer, url: &str) -> Vec<Finding> {
-    const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-    if disabled_by_flags(config).is_some() {
-        // Without peers the bridge only probes its server.
-        return Vec::new();
-    }
-    let user = own_user(config);
-    let name = format!("{} has its rights at {url}", user.name);
-    let (balanced, follows) = (
-        config.upstream.is_balanced(),
-        config.upstream.endpoints.is_some(),
-    );
-    let is_used = |right: &RequiredPermission| {
-        if right.text.contains("endpointslices") {
-            config.peers.reads_endpoints() || follows
-        } else {
-            // A balancer has no identity Lease, and its peers are its values of --upstream.
-            !balanced || !right.text.contains("leases")
-        }
-    };
-    let needed = needed_rights(manifest::RBAC).into_iter().filter(is_used);
-    let needed: Vec<_> = needed.collect();
-    let probes = needed
-        .iter()
-        .map(|right| -> parallel::Probe<'_, Result<bool, String>> {
-            let review = json!({"apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview", "spec": right.attributes});
-            let request = http::post(REVIEWS, review.to_string());
-            let user = &user;
-            Box::pin(async move {
-                let answer = send_as(config, server, user, request).await?;
-                let review = answer.json(REVIEWS)?;
-                Ok(review["status"]["allowed"].as_bool() == Some(true))
-            })
-        });
-    let results = parallel::all(probes.collect()).await;
-    let mut missing = Vec::new();
-    for (right, result) in needed.iter().zip(results) {
-        match result {
-            Err(why) => return vec![Finding::not_known(Section::Upstream, name, why)],
-            Ok(true) => {}
-            Ok(false) => missing.push(right.text.as_str()),
-        }
-    }
-    if missing.is_empty() {
-        return vec![Finding::ok(Section::Upstream, name)];
-    }
-    let message = format!("it may not {}", missing.join(", "));
-    vec![Finding::failure(
-        Section::Upstream,
-        name,
-        message,
-        rights_remedy(config),
-    )]
-}
-
-/// The rights in a manifest of `Role` and `ClusterRole` objects.
-fn needed_rights(manifest: &str) -> Vec<RequiredPermission> {
-    #[derive(Deserialize)]
-    struct Object {
-        #[serde(default)]
-        metadata: Metadata,
-        #[serde(default)]
-        rules: Vec<Rule>,
-    }
-    #[derive(Deserialize, Default)]
-    struct Metadata {
-        #[serde(default)]
-        namespace: Option<String>,
-    }
-    #[derive(Deserialize, Default)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Rule {
-        api_groups: Vec<String>,
-        resources: Vec<String>,
-        resource_names: Vec<String>,
-        #[serde(rename = "nonResourceURLs")]
-        non_resource_urls: Vec<String>,
-        verbs: Vec<String>,
-    }
-    let mut rights = Vec::new();
-    for document in manifest.split("\n---\n") {
-        let Ok(Object { metadata, rules }) = serde_saphyr::from_str::<Object>(document) else {
-            continue;
-        };
-        for rule in rules {
-            for verb in &rule.verbs {
-                for path in &rule.non_resource_urls {
-                    rights.push(RequiredPermission {
-                        attributes: json!({"nonResourceAttributes": {"path": path, "verb": verb}}),
-                        text: format!("{verb} {path}"),
-                    });
-                }
-                for resource in &rule.resources {
-                    let group = rule.api_groups.first().map_or("", String::as_str);
-                    let mut attributes =
-                        json!({"group": group, "resource": resource, "verb": verb});
-                    if let Some(namespace) = &metadata.namespace {
-                        attributes["namespace"] = json!(namespace);
-                    }
-                    if let Some(name) = rule.resource_names.first() {
-                        attributes["name"] = json!(name);
-                    }
-                    let place = metadata.namespace.as_ref();
-                    let place = place.map_or_else(String::new, |it| format!(" in {it}"));
-                    let resource = match (resource.as_str(), group) {
-                        ("*", group) => format!("all of {group}"),
-                        (resource, _) => resource.to_owned(),
-                    };
-                    rights.push(RequiredPermission {
-                        attributes: json!({"resourceAttributes": attributes}),
-                        text: format!("{verb} {resource}{place}"),
-                    });
-                }
-            }
-        }
-    }
-    rights
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_rights_are_those_of_the_manifest() {
-        let rights = needed_rights(manifest::RBAC);
-        let texts: Vec<_> = rights.iter().map(|it| &*it.text).collect();
-        for text in [
-            "get /metrics",
-            "watch apiservices",
-            "list all of admissionregistration.k8s.io",
-            "patch leases in kube-system",
-            "get configmaps in kube-system",
-            "watch endpointslices in default",
-        ] {
-            assert!(texts.contains(&text), "{text}: {texts:?}");
-        }
-        let lease = rights
-            .iter()
-            .find(|it| it.text == "patch leases in kube-system");
-        assert_eq!(
-            lease.unwrap().attributes,
-            json!({"resourceAttributes": {"group": "coordination.k8s.io", "resource": "leases",
-                "verb": "patch", "namespace": "kube-system"}})
-        );
-        let map = rights
-            .iter()
-            .find(|it| it.text == "get configmaps in kube-system");
-        let name = &map.unwrap().attributes["resourceAttributes"]["name"];
-        assert_eq!(name, "extension-apiserver-authentication");
-    }
 }

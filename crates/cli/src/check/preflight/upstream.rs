@@ -17,10 +17,11 @@ use skewbridge_k8s_api::identity::User;
 
 use super::certificates::Loaded;
 use super::clocks::ServerClock;
-use super::registry;
+use super::permissions;
+use super::upstream_request::{access, own_user, send_as};
 use crate::check::finding::{Finding, Remedy, Section};
 use crate::check::handshake::{ConnectProblem, handshake};
-use crate::check::http::{self, Access};
+use crate::check::http;
 use crate::check::parallel;
 
 const SECTION: Section = Section::Upstream;
@@ -98,8 +99,8 @@ async fn of_server(config: &Config, loaded: &Loaded, server: &UpstreamServer) ->
     let (ready, tests) = tokio::join!(ready(config, server), tests(config, loaded, server));
     checked.findings.push(ready);
     checked.findings.extend(tests);
-    let rights = registry::rights(config, server, &url).await;
-    checked.findings.extend(rights);
+    let permissions = permissions::check(config, server, &url).await;
+    checked.findings.extend(permissions);
     checked
 }
 
@@ -214,14 +215,6 @@ struct Version {
     clock: Option<ServerClock>,
 }
 
-fn access<'a>(config: &'a Config, server_name: &'a str) -> Access<'a> {
-    Access {
-        ca: &config.upstream.ca,
-        server_name,
-        client: None,
-    }
-}
-
 async fn version(config: &Config, server: &UpstreamServer) -> Result<Version, String> {
     let name = server.server_name.to_str();
     let authority = server.authority();
@@ -272,7 +265,7 @@ async fn ready(config: &Config, server: &UpstreamServer) -> Finding {
 /// The self-test of the bridge.
 async fn tests(config: &Config, loaded: &Loaded, server: &UpstreamServer) -> Vec<Finding> {
     let url = format!("https://{}", server.authority());
-    let believed = format!("{url} accepts users that the bridge asserts");
+    let name = format!("{url} accepts users that the bridge asserts");
     let Some(front_proxy) = loaded.front_proxy() else {
         let why = "without --proxy-client-cert-file the bridge asserts no user: kube-apiserver \
                    verifies tokens, and rejects client certificates";
@@ -280,7 +273,7 @@ async fn tests(config: &Config, loaded: &Loaded, server: &UpstreamServer) -> Vec
             "--proxy-client-cert-file",
             "set it and --proxy-client-key-file (kubeadm: front-proxy-client.crt and .key)",
         );
-        return vec![Finding::warning(SECTION, believed, why, remedy)];
+        return vec![Finding::warning(SECTION, name, why, remedy)];
     };
     let (user, published) = tokio::join!(
         authenticated_user(config, server),
@@ -289,7 +282,7 @@ async fn tests(config: &Config, loaded: &Loaded, server: &UpstreamServer) -> Vec
     let headers = &config.callers.headers;
     let result = evaluate::front_proxy(&user, &front_proxy, headers);
     let mut findings = vec![of_test(
-        believed,
+        name,
         result,
         &front_proxy.path,
         "--proxy-client-cert-file",
@@ -372,32 +365,6 @@ async fn published_cas(config: &Config, server: &UpstreamServer) -> Result<Publi
     let answer = send_as(config, server, &own_user(config), http::get(path)).await?;
     answer.json(path)?;
     PublishedCas::parse(&answer.response.body).map_err(|why| format!("{path}: {why}"))
-}
-
-/// `--bridge-user` and `--bridge-groups`
-pub(super) fn own_user(config: &Config) -> User {
-    User {
-        name: config.upstream.bridge_user.name.clone(),
-        groups: config.upstream.bridge_user.groups.clone(),
-        ..User::default()
-    }
-}
-
-/// Sends a request as a user that the bridge asserts.
-pub(super) async fn send_as(
-    config: &Config,
-    server: &UpstreamServer,
-    user: &User,
-    request: skewbridge_client::Request,
-) -> Result<http::HttpResponse, String> {
-    let name = server.server_name.to_str();
-    let access = Access {
-        client: config.upstream.front_proxy.as_ref(),
-        ..access(config, &name)
-    };
-    let endpoint = http::endpoint(&server.authority(), access).await?;
-    let headers = &config.callers.headers;
-    http::send(&endpoint, request, Some((headers, user))).await
 }
 
 #[cfg(test)]

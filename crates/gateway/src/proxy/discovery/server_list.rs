@@ -67,7 +67,7 @@ impl ServerList {
         let list = ServerDiscoveryList {
             local_only: Some(reason.to_owned()),
             leaders,
-            ..ServerDiscoveryList::default()
+            ..empty_list()
         };
         replace(response, &list)
     }
@@ -113,6 +113,13 @@ fn list(own: &LocalIdentity, cluster: &Cluster) -> ServerDiscoveryList {
     servers.sort_by(|one, other| one.identity.cmp(&other.identity));
     ServerDiscoveryList {
         servers,
+        ..empty_list()
+    }
+}
+
+fn empty_list() -> ServerDiscoveryList {
+    ServerDiscoveryList {
+        bridge_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         ..ServerDiscoveryList::default()
     }
 }

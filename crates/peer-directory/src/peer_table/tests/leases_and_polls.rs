@@ -1,10 +1,13 @@
 //! When peers are polled and how long their Leases count.
 
+use std::net::SocketAddr;
+
 use proptest::prelude::*;
 use skewbridge_k8s_api::request_info::{DecodedPath, RequestInfo};
 
 use super::*;
 use crate::peer::PeerLookup;
+use crate::registry::AddressOrigin;
 
 /// Events, in any order.
 #[derive(Debug, Clone, Copy)]

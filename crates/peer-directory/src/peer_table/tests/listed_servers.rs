@@ -1,7 +1,11 @@
 //! Servers whose addresses are listed: without an identity, with an identity and no bridge, and
 //! beside a bridge.
 
+use std::net::SocketAddr;
+
 use super::*;
+use crate::peer::ApiSource;
+use crate::registry::AddressOrigin;
 
 const LISTED: u8 = 7;
 

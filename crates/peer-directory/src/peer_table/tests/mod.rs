@@ -7,7 +7,13 @@ mod leases_and_polls;
 mod listed_servers;
 mod records;
 
+use std::sync::Arc;
+use std::time::SystemTime;
+
 use super::*;
+use crate::registry::{Addresses, AdvertisedAddress};
+use crate::served_apis::ServedApis;
+use crate::served_record::ServedRecord;
 
 const A: &str = "apiserver-a";
 const B: &str = "apiserver-b";

@@ -1,6 +1,8 @@
 //! Served records: which of them is used, and for how long they are kept.
 
 use super::*;
+use crate::peer::ApiSource;
+use crate::served_record::MAX_RECORDS;
 
 #[test]
 fn records_of_servers_without_a_lease_are_kept_for_an_hour() {
