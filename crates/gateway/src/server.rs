@@ -37,7 +37,7 @@ use crate::frontend::listener;
 use crate::frontend::proxy_header::LoadBalancers;
 use crate::frontend::worker::Worker;
 use crate::health::Health;
-use crate::live_config::{Files, LiveConfig, LoadError};
+use crate::live_config::{ConfigFiles, LiveConfig, LoadError};
 use crate::metrics::Metrics;
 use crate::vanishing::ledger::Ledger;
 use crate::vanishing::token_users::UnreviewedCall;
@@ -157,7 +157,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         .enable_all()
         .build()?;
     let metrics = Metrics::new();
-    let (files, live) = Files::load(config, metrics.clone())?;
+    let (files, live) = ConfigFiles::load(config, metrics.clone())?;
     let ports = {
         let _inside = control.enter();
         Ports::bind(config)?
@@ -306,7 +306,7 @@ fn open_state_dir(config: &Config) -> Result<Option<StateDir>, Error> {
 
 /// Reloads files when they change, in its own thread.
 fn spawn_reload(
-    files: Files,
+    files: ConfigFiles,
     live: Arc<LiveConfig>,
     stopped: mpsc::Receiver<()>,
 ) -> io::Result<JoinHandle<()>> {
