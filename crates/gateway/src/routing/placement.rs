@@ -392,4 +392,6 @@ fn minor(version: Version) -> (u16, u16) {
 }
 
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 pub(super) mod tests;
