@@ -19,9 +19,10 @@ use skewbridge_http_engine::buffer_budget::ClientLimits;
 use skewbridge_http_engine::close_connection::CloseConnection;
 use skewbridge_http_engine::header_bounds::HeaderLimit;
 use skewbridge_http_engine::server::{ClientResponse, Service, UpgradeHandler};
-use skewbridge_k8s_api::content_negotiation::negotiate_error_format;
+use skewbridge_k8s_api::content_negotiation::{Format, negotiate_error_format};
 use skewbridge_k8s_api::forwarding_headers;
 use skewbridge_k8s_api::request_info::RequestInfo;
+use skewbridge_k8s_api::status::Status;
 
 use self::authentication::AuthenticatedRequest;
 use self::request_head::{decoded_path, strip_hop_by_hop, take_head};
@@ -103,10 +104,9 @@ impl Service for ConnectionHandler {
         }
         let handled = match self.reject_protected_connection_header(&head) {
             None => self.handle(&mut head, body, &mut record).await,
-            Some(refused) => {
-                record.route("rejected");
-                record.tap(TapKind::Refused, head.method.as_str(), head.uri.path(), "");
-                Err(refused)
+            Some(status) => {
+                let format = negotiate_error_format(&head.headers);
+                Err(rejection(&status, format, &head, &mut record))
             }
         };
         match handled {
@@ -174,11 +174,7 @@ impl ConnectionHandler {
             authn,
             body,
             attempt,
-        } = authenticated.map_err(|status| {
-            record.route("rejected");
-            record.tap(TapKind::Refused, head.method.as_str(), head.uri.path(), "");
-            error_response::status(&status, format)
-        })?;
+        } = authenticated.map_err(|status| rejection(&status, format, head, record))?;
         let AuthnResult {
             caller,
             from_front_proxy,
@@ -440,6 +436,18 @@ impl ConnectionHandler {
         }
         Ok(proxied)
     }
+}
+
+/// The response to a request that is rejected before it has a context.
+fn rejection(
+    status: &Status,
+    format: Format,
+    head: &Parts,
+    record: &mut AccessLogEntry,
+) -> Response<Bytes> {
+    record.route("rejected");
+    record.tap(TapKind::Refused, head.method.as_str(), head.uri.path(), "");
+    error_response::status(status, format)
 }
 
 /// What a request needs besides its head, at each backend that gets it.

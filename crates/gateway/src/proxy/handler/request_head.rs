@@ -1,28 +1,22 @@
 //! The head of a request: what is rejected, what is removed, and what the bridge adds before it
 //! forwards the request.
 
-use bytes::Bytes;
 use http::header::{CONNECTION, HOST};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
-use http::{HeaderValue, Method, Request, Response, Uri, Version};
+use http::{HeaderValue, Method, Request, Uri, Version};
 use skewbridge_http_engine::header_bounds::HeaderLimit;
 use skewbridge_http_engine::server::Service;
-use skewbridge_k8s_api::content_negotiation::negotiate_error_format;
 use skewbridge_k8s_api::forwarding_headers::{self, ForwardedFor};
 use skewbridge_k8s_api::request_info::DecodedPath;
 use skewbridge_k8s_api::status::Status;
 
 use super::ConnectionHandler;
-use crate::error_response;
 
 impl ConnectionHandler {
-    /// The response to a request whose `Connection` header lists a protected header: without that
-    /// header the request would have another meaning.
-    pub(super) fn reject_protected_connection_header(
-        &self,
-        head: &Parts,
-    ) -> Option<Response<Bytes>> {
+    /// The rejection of a request whose `Connection` header lists a protected header: without that header
+    /// the request would have another meaning.
+    pub(super) fn reject_protected_connection_header(&self, head: &Parts) -> Option<Status> {
         if !head.headers.contains_key(CONNECTION) {
             return None;
         }
@@ -30,11 +24,7 @@ impl ConnectionHandler {
         let name =
             forwarding_headers::protected_header_in_connection(&head.headers, trust.headers())?;
         let message = format!("the Connection header must not list {name}");
-        let format = negotiate_error_format(&head.headers);
-        Some(error_response::status(
-            &Status::bad_request(message),
-            format,
-        ))
+        Some(Status::bad_request(message))
     }
 
     /// Sets `Host`, adds `X-Forwarded-*` headers and the `Via` token of this bridge.
