@@ -15,7 +15,7 @@ use skewbridge_peer_directory::{Identity, reachability};
 use super::super::proxied_response::ProxiedResponse;
 use super::super::request_context::RequestContext;
 use crate::access_log::AccessLogEntry;
-use crate::balancer::{Backends, BalancedBackend, with_identity};
+use crate::balancer::{Backends, BalancedBackend, find_by_identity};
 use crate::bridge_headers::{mark_by_bridge, mark_reached, remove_between_bridges};
 use crate::cluster_state::Cluster;
 use crate::health;
@@ -31,7 +31,7 @@ pub(super) fn count_at_answering_backend<'a>(
 ) -> Option<&'a BalancedBackend> {
     let chosen = context.member?;
     let answering = (record.answered_by()).and_then(|identity| {
-        with_identity(context.backends, identity)?
+        find_by_identity(context.backends, identity)?
             .member
             .as_ref()
     });

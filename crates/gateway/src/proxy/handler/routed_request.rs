@@ -11,7 +11,7 @@ use super::super::outbound::Destination;
 use super::super::request_context::RequestContext;
 use crate::access_log::AccessLogEntry;
 use crate::activity::tap::TapKind;
-use crate::balancer::announce_doubts;
+use crate::balancer::announce_outages;
 use crate::cluster_state::ResyncHint;
 use crate::placement_rule::{Rule, RuleSet};
 use crate::routing::{self, HopState, PeerRoute, Refusal, Route};
@@ -32,7 +32,7 @@ pub(super) fn needs_confirmation(context: &RequestContext<'_>) -> bool {
         return false;
     }
     // An outage of another backend may have been noticed only by its own view.
-    announce_doubts(context.backends);
+    announce_outages(context.backends);
     let cluster = (context.bridge.cluster_handle.as_ref()).map(|it| it.cluster.load());
     cluster.is_some_and(|it| it.missing().is_none() && it.is_unconfirmed(Instant::now()))
 }
