@@ -246,7 +246,7 @@ impl ConnectionHandler {
             && !context.is_unknown_path(response.status(), response.headers())
         {
             let (info, caller, agent) = (&context.info, &context.caller, user_agent.as_ref());
-            observation.note(&bridge.ledger, info, caller, agent, response);
+            observation.record(&bridge.ledger, info, caller, agent, response);
         }
         if let Ok(ProxiedResponse { response, .. }) = &proxied {
             let (agent, status) = (user_agent.as_ref(), response.status());
