@@ -250,7 +250,7 @@ impl ConnectionHandler {
         }
         if let Ok(ProxiedResponse { response, .. }) = &proxied {
             let (agent, status) = (user_agent.as_ref(), response.status());
-            (bridge.leaders).note(&context.info, agent, status, Instant::now);
+            (bridge.leaders).record(&context.info, agent, status, Instant::now);
         }
         proxied.map_err(|error| {
             context.tap(TapKind::Refused, record);
