@@ -17,7 +17,7 @@ use super::permitted_networks::{is_permitted, keep_permitted_server, remove_addr
 use super::watched_kinds::InformerState;
 use super::{Event, PeerController};
 use crate::discovery_view::freshness::SETTLING_PERIOD;
-use crate::metrics::peers::SyncError;
+use crate::metrics::peers::SyncErrorType;
 
 impl PeerController {
     /// Handles all queued events, then publishes one snapshot.
@@ -148,7 +148,7 @@ impl PeerController {
             Change::Failed(problem) => {
                 self.lease_status.failed(Activity::Read, problem);
                 let metrics = self.client.bridge.metrics.peers();
-                metrics.sync_error(SyncError::Leases);
+                metrics.sync_error(SyncErrorType::Leases);
             }
         }
         if self.annotations == Annotations::Nothing {

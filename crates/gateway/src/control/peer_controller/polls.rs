@@ -15,7 +15,7 @@ use super::listed_servers::certificate_names;
 use super::{Event, PeerController};
 use crate::bridge_headers::bridge_of;
 use crate::control::internal_client::{InternalClient, InternalResponse, InternalTarget};
-use crate::metrics::peers::SyncError;
+use crate::metrics::peers::SyncErrorType;
 use crate::server_report::ServerReport;
 
 /// The timeout of a poll of a server.
@@ -161,7 +161,7 @@ impl PeerController {
             // The state of the peer is that of its bridge.
             tracing::debug!(peer = %name, problem = outcome.as_ref().err(), "a peer was polled directly, because its bridge does not answer");
         } else if let Err(problem) = &outcome {
-            metrics.sync_error(SyncError::Fetch);
+            metrics.sync_error(SyncErrorType::Fetch);
             if self.discovered.remove(&identity) {
                 tracing::warn!(peer = %name, %problem, "discovery of a peer failed; its last result stays in use");
             } else {
