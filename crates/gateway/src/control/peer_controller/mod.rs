@@ -123,7 +123,7 @@ impl From<Change<EndpointSlice>> for Event {
 /// withdraws the published address; `departed` is notified when that is done.
 #[allow(clippy::too_many_lines)] // the owner of all parts
 pub(crate) async fn run(
-    bridge: Arc<GatewayState>,
+    state: Arc<GatewayState>,
     peering_config: PeeringConfig,
     health: Arc<ArcSwap<UpstreamHealth>>,
     requests: ControllerRequests,
@@ -131,7 +131,7 @@ pub(crate) async fn run(
     departed: oneshot::Sender<()>,
 ) {
     tracing::info!(identity = %peering_config.identity, address = %peering_config.address, "peering is enabled");
-    let client = Arc::new(InternalClient::new(bridge.clone()));
+    let client = Arc::new(InternalClient::new(state.clone()));
     let (event_sender, mut events) = mpsc::channel(EVENT_QUEUE_LEN);
     let mut tasks = JoinSet::new();
     spawn_informers(&mut tasks, &client, &event_sender, &peering_config);
@@ -169,14 +169,14 @@ pub(crate) async fn run(
     let (records, mut found_records) = RecordStore::start(
         peering_config.identity.clone(),
         (peering_config.own_addresses.server, peering_config.address),
-        bridge.live.serving_keys.load_full(),
+        state.live.serving_keys.load_full(),
         record_registry,
         stored,
         &mut peer_table,
     );
     let mut controller = PeerController {
-        policies: PolicyTracker::new(bridge.guards.admission, liveness, policy_file)
-            .retained_for(bridge.guards.retention)
+        policies: PolicyTracker::new(state.guards.admission, liveness, policy_file)
+            .retained_for(state.guards.retention)
             .with_known(known_policies),
         peer_table,
         records,
@@ -213,7 +213,7 @@ pub(crate) async fn run(
         refreshed_doubts: 0,
         discovered: BTreeSet::new(),
         fields: FieldComparison::of(peering_config.field_guard, peering_config.state_dir)
-            .map(|fields| fields.retained_for(bridge.guards.retention)),
+            .map(|fields| fields.retained_for(state.guards.retention)),
         client,
         events: event_sender,
     };
@@ -223,7 +223,7 @@ pub(crate) async fn run(
         let stored = fields::load_stored(cache).await;
         fields.set_stored(stored, Instant::now(), SystemTime::now());
     }
-    let (mut drain, mut count) = (bridge.drain.clone(), 0);
+    let (mut drain, mut count) = (state.drain.clone(), 0);
     let mut ticks = interval(TICK_INTERVAL);
     loop {
         tokio::select! {
@@ -251,7 +251,7 @@ pub(crate) async fn run(
         controller.start_policy_watches(&mut tasks);
         while tasks.try_join_next().is_some() {}
     }
-    // Nothing is read any more: discovery comes from the local server, and no request waits.
+    // Reading has ended: discovery comes from the local server, and no request waits.
     drop((refreshes, confirmations, policy_writes, hints));
     controller.informers.watched_since = None;
     controller.publish();
