@@ -73,13 +73,13 @@ impl LiveConfig {
         if let Some((_, known)) = all.iter().find(|(known, _)| known == server) {
             return Some(known.clone());
         }
-        let (_, model) = all.first()?;
-        let targets = Arc::new(ArcSwap::from_pointee(model.load().at(server)));
+        let (_, template) = all.first()?;
+        let targets = Arc::new(ArcSwap::from_pointee(template.load().at(server)));
         all.push((server.clone(), targets.clone()));
         Some(targets)
     }
 
-    /// A server is not behind the bridge any more. The last one stays, as the model of later ones.
+    /// A server is not behind the bridge any more. The last entry stays as the template of later ones.
     pub(crate) fn remove_targets(&self, server: &UpstreamServer) {
         let mut all = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() > 1 {

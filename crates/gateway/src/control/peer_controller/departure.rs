@@ -1,4 +1,5 @@
-//! The departure of the bridge: its peers learn of it, and nothing that it published stays.
+//! The departure of the bridge: it is announced to peers, and what the bridge has published is
+//! withdrawn.
 
 use std::time::Duration;
 

@@ -24,7 +24,7 @@ impl SharedApiWrite {
         })
     }
 
-    /// A response of 4xx says that nothing was written.
+    /// A response of 4xx means that nothing was written.
     pub(super) fn settle(mut self, response: Option<&ProxiedResponse>) {
         if response.is_some_and(|it| it.response.status().is_client_error()) {
             self.handles.clear();
