@@ -25,7 +25,7 @@ use self::backends::{BackendFactory, BackendParts};
 use self::endpoint_backends::EndpointBackends;
 use crate::activity::Activity;
 use crate::admin::secure::SecurePort;
-use crate::admin::status::StatusBoard;
+use crate::admin::status::StatusSampler;
 use crate::admin::{self, Admin};
 use crate::balancer::Backends;
 use crate::balancer::upstream_list::UpstreamList;
@@ -206,7 +206,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     };
     let upstream = authorities(&servers);
     tracing::info!(%address, %admin_address, admin_secure_address = admin_secure_address.map(tracing::field::display), %upstream, workers = workers.len(), "serving");
-    let status = Arc::new(StatusBoard::new(health.clone(), activity, ledger.clone()));
+    let status = Arc::new(StatusSampler::new(health.clone(), activity, ledger.clone()));
     let admin = Admin {
         metrics: metrics.clone(),
         health,

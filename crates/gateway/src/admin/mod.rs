@@ -27,7 +27,7 @@ use skewbridge_k8s_api::status::Status;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use self::status::StatusBoard;
+use self::status::StatusSampler;
 use crate::config::Guards;
 use crate::discovery_view::View;
 use crate::error_response;
@@ -50,7 +50,7 @@ pub(crate) struct Admin {
     pub(crate) flags: Arc<BTreeMap<String, String>>,
     pub(crate) ledger: Arc<Ledger>,
     /// What `/status` shows.
-    pub(crate) status: Arc<StatusBoard>,
+    pub(crate) status: Arc<StatusSampler>,
 }
 
 /// Serves until it is dropped: also while the bridge drains, so that the drain can be observed.
@@ -114,7 +114,7 @@ impl Admin {
     }
 
     fn respond(&self, head: &Parts) -> Response<ResponseBody> {
-        if status::is_status(head.uri.path()) {
+        if status::is_status_path(head.uri.path()) {
             return status::respond(&self.status, head);
         }
         self.complete_response(head).map(ResponseBody::full)

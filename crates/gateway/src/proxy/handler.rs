@@ -202,7 +202,7 @@ impl ConnectionHandler {
         let info = RequestInfo::parse(&method, &path, uri.query());
         let class = RequestClass::of(info.is_long_running());
         if class == RequestClass::LongRunning {
-            record.long_running(open_requests::kind_of(&info), caller.name());
+            record.long_running(open_requests::long_running_kind(&info), caller.name());
         }
         let mut tried = BackendSet::default();
         // `choose` returns `None` only if all backends have been tried.

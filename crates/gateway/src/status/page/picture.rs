@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::html::{Text, number, shortened};
-use crate::status::{Document, Server, ServerState};
+use crate::status::{Server, ServerState, StatusDocument};
 
 /// Where things stand, in units of the picture.
 struct Layout {
@@ -38,23 +38,23 @@ const NARROW: Layout = Layout {
 };
 
 /// The space between two boxes.
-const GAP: u32 = 14;
+const SERVER_BOX_GAP: u32 = 14;
 
 const BRIDGE_HEIGHT: u32 = 92;
 
 /// The picture for wide and for narrow screens.
-pub(super) fn picture(document: &Document) -> String {
+pub(super) fn picture(document: &StatusDocument) -> String {
     [WIDE, NARROW].iter().map(|it| draw(document, it)).collect()
 }
 
-fn draw(document: &Document, layout: &Layout) -> String {
+fn draw(document: &StatusDocument, layout: &Layout) -> String {
     let (left, first_top, width, height) = layout.server;
     let count = u32::try_from(document.servers.len()).unwrap_or(u32::MAX);
-    let bottom = first_top + count.saturating_mul(height + GAP);
-    let total = bottom.max(layout.bridge.1 + BRIDGE_HEIGHT + GAP);
+    let bottom = first_top + count.saturating_mul(height + SERVER_BOX_GAP);
+    let total = bottom.max(layout.bridge.1 + BRIDGE_HEIGHT + SERVER_BOX_GAP);
     let (bridge_left, mut bridge_top, bridge_width) = layout.bridge;
     if layout.is_sideways {
-        bridge_top = (total - GAP).saturating_sub(BRIDGE_HEIGHT) / 2;
+        bridge_top = (total - SERVER_BOX_GAP).saturating_sub(BRIDGE_HEIGHT) / 2;
     }
     let mut out = format!(
         "<svg class=\"picture {}\" viewBox=\"0 0 {} {total}\" role=\"img\" aria-label=\"{}\">",
@@ -63,7 +63,7 @@ fn draw(document: &Document, layout: &Layout) -> String {
         Text(&spoken(document))
     );
     for (server, row) in document.servers.iter().zip(0..) {
-        let top = first_top + row * (height + GAP);
+        let top = first_top + row * (height + SERVER_BOX_GAP);
         let middle = top + height / 2;
         let path = if layout.is_sideways {
             let (from, start) = (bridge_left + bridge_width, bridge_top + BRIDGE_HEIGHT / 2);
@@ -73,7 +73,7 @@ fn draw(document: &Document, layout: &Layout) -> String {
             let (from, start) = (12, bridge_top + BRIDGE_HEIGHT / 2);
             format!("M{bridge_left} {start}H{from}V{middle}H{left}")
         };
-        let state = class_of(server.state);
+        let state = state_class(server.state);
         let busy = if per_second(document, server) >= 0.1 {
             " busy"
         } else {
@@ -93,7 +93,7 @@ fn draw(document: &Document, layout: &Layout) -> String {
     out
 }
 
-fn draw_bridge(out: &mut String, document: &Document, (left, top, width): (u32, u32, u32)) {
+fn draw_bridge(out: &mut String, document: &StatusDocument, (left, top, width): (u32, u32, u32)) {
     let bridge = &document.bridge;
     let (state, words) = match (bridge.ready, bridge.draining) {
         (_, true) => ("bad", "shutting down"),
@@ -122,12 +122,12 @@ fn draw_bridge(out: &mut String, document: &Document, (left, top, width): (u32, 
 
 fn draw_server(
     out: &mut String,
-    document: &Document,
+    document: &StatusDocument,
     server: &Server,
     (left, top, width, height): (u32, u32, u32, u32),
     layout: &Layout,
 ) {
-    let state = class_of(server.state);
+    let state = state_class(server.state);
     let role = if server.local {
         "behind this bridge"
     } else {
@@ -202,7 +202,7 @@ fn draw_server(
 }
 
 /// Requests of this bridge to a server.
-fn per_second(document: &Document, server: &Server) -> f64 {
+fn per_second(document: &StatusDocument, server: &Server) -> f64 {
     let rows = document.traffic.rows.iter();
     let rows = rows.filter(|row| row.server.as_deref() == Some(server.name()));
     rows.map(|row| row.per_second).sum()
@@ -240,7 +240,7 @@ fn icon(state: &str, x: u32, y: u32) -> String {
     )
 }
 
-pub(super) fn class_of(state: ServerState) -> &'static str {
+pub(super) fn state_class(state: ServerState) -> &'static str {
     match state {
         ServerState::Ready | ServerState::Reachable => "good",
         ServerState::NotReady | ServerState::Unreachable => "bad",
@@ -249,7 +249,7 @@ pub(super) fn class_of(state: ServerState) -> &'static str {
 }
 
 /// The picture in words.
-fn spoken(document: &Document) -> String {
+fn spoken(document: &StatusDocument) -> String {
     let servers = document.servers.iter().map(|server| {
         format!(
             "{}: {}, {}",

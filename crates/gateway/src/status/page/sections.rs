@@ -4,17 +4,17 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::html::{Text, number, shortened, time_of_day};
-use super::picture::{class_of, picture};
-use crate::status::{Document, Server, Table, Tapped};
+use super::picture::{picture, state_class};
+use crate::status::{Server, StatusDocument, Table, TappedRequests};
 
 /// The rows of the tap and the timeline that the page shows; JSON has all.
-const MAX_LISTED: usize = 25;
+const MAX_ROWS: usize = 25;
 
 /// The rows of open requests that the page shows.
-const MAX_OPEN: usize = 20;
+const MAX_OPEN_REQUEST_ROWS: usize = 20;
 
 /// Certificates that expire within so many days are marked.
-const SOON_DAYS: i64 = 30;
+const EXPIRY_WARNING_DAYS: i64 = 30;
 
 /// A section: its identifier, and the element.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(crate) struct Section {
 }
 
 /// All sections, in their order.
-pub(crate) fn sections(document: &Document) -> Vec<Section> {
+pub(crate) fn sections(document: &StatusDocument) -> Vec<Section> {
     let mut all = vec![
         section("summary", "Now", &summary(document)),
         section("picture", "Control plane", &control_plane(document)),
@@ -34,7 +34,7 @@ pub(crate) fn sections(document: &Document) -> Vec<Section> {
         section("matrix", "What only some servers serve", &matrix(document)),
         section("open", "Open watches and streams", &open(document)),
     ];
-    all.extend(document.tables.iter().map(further));
+    all.extend(document.tables.iter().map(table_section));
     all.extend([
         section(
             "refused",
@@ -67,7 +67,7 @@ fn section(id: &str, title: &str, content: &str) -> Section {
     }
 }
 
-fn summary(document: &Document) -> String {
+fn summary(document: &StatusDocument) -> String {
     let bridge = &document.bridge;
     let (good, all) = (
         document
@@ -180,7 +180,7 @@ fn sparkline(history: &[u64]) -> String {
     )
 }
 
-fn control_plane(document: &Document) -> String {
+fn control_plane(document: &StatusDocument) -> String {
     let mut out = picture(document);
     for departed in &document.departed {
         let version = departed.version.as_deref().unwrap_or("version not known");
@@ -195,12 +195,12 @@ fn control_plane(document: &Document) -> String {
     out
 }
 
-fn timeline(document: &Document) -> String {
+fn timeline(document: &StatusDocument) -> String {
     if document.timeline.is_empty() {
         return empty("Nothing has changed since the start of the bridge, or in the last hour.");
     }
     let mut out = "<ol class=\"events\" tabindex=\"0\" aria-label=\"Changes\">".to_owned();
-    for event in document.timeline.iter().take(MAX_LISTED) {
+    for event in document.timeline.iter().take(MAX_ROWS) {
         let tone = match event.tone.as_str() {
             "good" => "good",
             "bad" => "bad",
@@ -222,7 +222,7 @@ fn timeline(document: &Document) -> String {
     out
 }
 
-fn if_stopped(document: &Document) -> String {
+fn if_stopped(document: &StatusDocument) -> String {
     if document.if_stopped.is_empty() {
         return empty("No server answers.");
     }
@@ -262,7 +262,7 @@ fn if_stopped(document: &Document) -> String {
     )
 }
 
-fn traffic(document: &Document) -> String {
+fn traffic(document: &StatusDocument) -> String {
     if document.traffic.rows.is_empty() {
         return empty("No request has ended yet.");
     }
@@ -294,7 +294,7 @@ fn traffic(document: &Document) -> String {
     )
 }
 
-fn matrix(document: &Document) -> String {
+fn matrix(document: &StatusDocument) -> String {
     let matrix = &document.matrix;
     if matrix.rows.is_empty() {
         return empty("Every server whose APIs are known serves the same.");
@@ -334,11 +334,11 @@ fn matrix(document: &Document) -> String {
     out
 }
 
-fn open(document: &Document) -> String {
+fn open(document: &StatusDocument) -> String {
     if document.open.is_empty() {
         return empty("No watch and no stream is open.");
     }
-    let rows = document.open.iter().take(MAX_OPEN).map(|it| {
+    let rows = document.open.iter().take(MAX_OPEN_REQUEST_ROWS).map(|it| {
         [
             Cell::Header(Text(&it.kind).to_string()),
             Cell::Text(Text(&it.server).to_string()),
@@ -354,11 +354,11 @@ fn open(document: &Document) -> String {
     )
 }
 
-fn tapped(tapped: &Tapped, nothing: &str) -> String {
+fn tapped(tapped: &TappedRequests, nothing: &str) -> String {
     if tapped.requests.is_empty() {
         return empty(nothing);
     }
-    let rows = tapped.requests.iter().take(MAX_LISTED).map(|it| {
+    let rows = tapped.requests.iter().take(MAX_ROWS).map(|it| {
         let rule = it
             .rule
             .as_deref()
@@ -404,7 +404,7 @@ fn tapped(tapped: &Tapped, nothing: &str) -> String {
     out
 }
 
-fn servers(document: &Document) -> String {
+fn servers(document: &StatusDocument) -> String {
     let rows = document.servers.iter().map(|it| {
         [
             Cell::Header(format!(
@@ -448,7 +448,7 @@ fn servers(document: &Document) -> String {
 
 fn state(server: &Server) -> String {
     let words = server.state.as_str();
-    let class = class_of(server.state);
+    let class = state_class(server.state);
     let problem = server
         .problem
         .as_deref()
@@ -481,11 +481,13 @@ fn reached_by(server: &Server) -> String {
     bridges.collect::<Vec<_>>().join("<br>")
 }
 
-fn certificates(document: &Document) -> String {
+fn certificates(document: &StatusDocument) -> String {
     let rows = document.certificates.iter().map(|it| {
         let days = match it.days_left {
             left if left < 0 => "<strong class=\"bad\">expired</strong>".to_owned(),
-            left if left < SOON_DAYS => format!("<strong class=\"bad\">{left} days</strong>"),
+            left if left < EXPIRY_WARNING_DAYS => {
+                format!("<strong class=\"bad\">{left} days</strong>")
+            }
             left => format!("{left} days"),
         };
         [
@@ -501,18 +503,18 @@ fn certificates(document: &Document) -> String {
     )
 }
 
-fn further(further: &Table) -> Section {
-    let columns: Vec<_> = further.columns.iter().map(String::as_str).collect();
-    let rows = further.rows.iter().map(|row| {
+fn table_section(table_data: &Table) -> Section {
+    let columns: Vec<_> = table_data.columns.iter().map(String::as_str).collect();
+    let rows = table_data.rows.iter().map(|row| {
         let cells = row.iter().map(|it| Cell::Text(Text(it).to_string()));
         cells.collect::<Vec<_>>()
     });
-    let content = if further.rows.is_empty() {
-        empty(&Text(&further.caption).to_string())
+    let content = if table_data.rows.is_empty() {
+        empty(&Text(&table_data.caption).to_string())
     } else {
-        table(&further.caption, &columns, rows)
+        table(&table_data.caption, &columns, rows)
     };
-    section(&further.id, &further.title, &content)
+    section(&table_data.id, &table_data.title, &content)
 }
 
 fn empty(html: &str) -> String {
