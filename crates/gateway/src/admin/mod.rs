@@ -79,7 +79,8 @@ impl Service for Admin {
 
     async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
         let (head, _) = request.into_parts();
-        let refused = Self::refused_method(&head).or_else(|| loopback_host::refusal(&head));
+        let refused =
+            Self::reject_method(&head).or_else(|| loopback_host::reject_other_host(&head));
         ClientResponse::new(match refused {
             Some(refused) => refused.map(ResponseBody::full),
             None => self.respond(&head),
@@ -102,7 +103,7 @@ fn health_endpoint(path: &str) -> Option<(HealthEndpoint, &str)> {
 
 impl Admin {
     /// The response to a method that is not served.
-    fn refused_method(head: &Parts) -> Option<Response<Bytes>> {
+    fn reject_method(head: &Parts) -> Option<Response<Bytes>> {
         if head.method == Method::GET || head.method == Method::HEAD {
             return None;
         }

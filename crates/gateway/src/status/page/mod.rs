@@ -11,7 +11,7 @@ use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use self::html::Text;
+use self::html::Escaped;
 pub(crate) use self::html::shortened;
 pub(crate) use self::sections::{Section, sections};
 use super::StatusDocument;
@@ -20,7 +20,7 @@ use super::StatusDocument;
 const PAGE: &str = include_str!("page.html");
 
 /// The part of [`PAGE`] between two marks; empty if they are missing, which a test excludes.
-fn between(start: &str, end: &str) -> &'static str {
+fn page_part(start: &str, end: &str) -> &'static str {
     let rest = PAGE.split_once(start).map_or("", |(_, rest)| rest);
     rest.split_once(end).map_or("", |(part, _)| part)
 }
@@ -32,15 +32,15 @@ pub(crate) static CONTENT_SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
     format!(
         "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; connect-src 'self'; \
          img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-        hash(between("<style>", "</style>")),
-        hash(between("<script>", "</script>")),
+        hash(page_part("<style>", "</style>")),
+        hash(page_part("<script>", "</script>")),
     )
 });
 
 /// The page.
 pub(crate) fn page(document: &StatusDocument) -> String {
     let sections: String = sections(document).into_iter().map(|it| it.html).collect();
-    let title = Text(&title(document)).to_string();
+    let title = Escaped(&title(document)).to_string();
     // The content of sections is inserted last: it may contain any text.
     PAGE.replace("{{title}}", &title)
         .replace("{{sections}}", &sections)

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::html::{Text, number, shortened};
+use super::html::{Escaped, short_number, shortened};
 use crate::status::{Server, ServerState, StatusDocument};
 
 /// Where things stand, in units of the picture.
@@ -60,7 +60,7 @@ fn draw(document: &StatusDocument, layout: &Layout) -> String {
         "<svg class=\"picture {}\" viewBox=\"0 0 {} {total}\" role=\"img\" aria-label=\"{}\">",
         layout.class,
         layout.width,
-        Text(&spoken(document))
+        Escaped(&text_alternative(document))
     );
     for (server, row) in document.servers.iter().zip(0..) {
         let top = first_top + row * (height + SERVER_BOX_GAP);
@@ -113,9 +113,9 @@ fn draw_bridge(out: &mut String, document: &StatusDocument, (left, top, width): 
         left + 34,
         top + 25,
         top + 45,
-        Text(&shortened(&bridge.version, 12)),
+        Escaped(&shortened(&bridge.version, 12)),
         top + 62,
-        number(document.traffic.per_second),
+        short_number(document.traffic.per_second),
         top + 79,
     );
 }
@@ -142,7 +142,7 @@ fn draw_server(
         None => format!(
             "{}, {role}, {} requests/s",
             server.state.as_str(),
-            number(per_second(document, server))
+            short_number(per_second(document, server))
         ),
     };
     let mut second = vec![
@@ -171,7 +171,7 @@ fn draw_server(
     let lines = [
         first,
         second.join(" · "),
-        format!("{third} · {}", reached(server)),
+        format!("{third} · {}", reached_by_text(server)),
     ];
     let _ = write!(
         out,
@@ -179,14 +179,14 @@ fn draw_server(
          <rect x=\"{left}\" y=\"{top}\" width=\"{width}\" height=\"{height}\" rx=\"10\"/>{}\
          <text class=\"name\" x=\"{}\" y=\"{}\">{}</text>\
          <text class=\"version\" x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
-        Text(&server.identity),
+        Escaped(&server.identity),
         icon(state, left + 20, top + 20),
         left + 34,
         top + 25,
-        Text(&shortened(server.name(), layout.line_chars / 2)),
+        Escaped(&shortened(server.name(), layout.line_chars / 2)),
         left + width - 14,
         top + 25,
-        Text(&shortened(&server.version_text(), layout.line_chars / 2)),
+        Escaped(&shortened(&server.version_text(), layout.line_chars / 2)),
     );
     let step = if layout.is_sideways { 18 } else { 20 };
     for (line, row) in lines.iter().zip(0..) {
@@ -195,7 +195,7 @@ fn draw_server(
             "<text x=\"{}\" y=\"{}\">{}</text>",
             left + 14,
             top + 48 + row * step,
-            Text(&shortened(line, layout.line_chars)),
+            Escaped(&shortened(line, layout.line_chars)),
         );
     }
     out.push_str("</g>");
@@ -208,7 +208,7 @@ fn per_second(document: &StatusDocument, server: &Server) -> f64 {
     rows.map(|row| row.per_second).sum()
 }
 
-fn reached(server: &Server) -> String {
+fn reached_by_text(server: &Server) -> String {
     let names = |reached: bool| {
         let those = server.reached_by.iter().filter(|it| it.reached == reached);
         those
@@ -248,8 +248,8 @@ pub(super) fn state_class(state: ServerState) -> &'static str {
     }
 }
 
-/// The picture in words.
-fn spoken(document: &StatusDocument) -> String {
+/// The text alternative of the picture.
+fn text_alternative(document: &StatusDocument) -> String {
     let servers = document.servers.iter().map(|server| {
         format!(
             "{}: {}, {}",

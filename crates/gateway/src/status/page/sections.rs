@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::html::{Text, number, shortened, time_of_day};
+use super::html::{Escaped, short_number, shortened, time_of_day};
 use super::picture::{picture, state_class};
 use crate::status::{Server, StatusDocument, Table, TappedRequests};
 
@@ -57,7 +57,7 @@ pub(crate) fn sections(document: &StatusDocument) -> Vec<Section> {
 }
 
 fn section(id: &str, title: &str, content: &str) -> Section {
-    let (id_text, title) = (Text(id), Text(title));
+    let (id_text, title) = (Escaped(id), Escaped(title));
     Section {
         id: id.to_owned(),
         html: format!(
@@ -128,18 +128,18 @@ fn summary(document: &StatusDocument) -> String {
     let open: usize = document.open.iter().map(|it| it.count).sum();
     let mut out = format!(
         "<p class=\"verdict {tone}\">{}</p><dl class=\"tiles\">",
-        Text(&verdict)
+        Escaped(&verdict)
     );
     let mut tile = |name: &str, value: &str, more: &str| {
         let _ = write!(out, "<div><dt>{name}</dt><dd>{value}{more}</dd></div>");
     };
-    tile("Versions", &Text(&versions.join(", ")).to_string(), "");
+    tile("Versions", &Escaped(&versions.join(", ")).to_string(), "");
     tile(
         "Requests per second",
-        &number(document.traffic.per_second),
+        &short_number(document.traffic.per_second),
         &sparkline(&document.traffic.history),
     );
-    tile("Rerouted per second", &number(rerouted), "");
+    tile("Rerouted per second", &short_number(rerouted), "");
     tile("Errors in the last minute", &errors.to_string(), "");
     tile("Refused since the start", &refused.to_string(), "");
     tile("Open watches and streams", &open.to_string(), "");
@@ -150,7 +150,11 @@ fn summary(document: &StatusDocument) -> String {
     );
     if let Some(registry) = &bridge.registry {
         let state = if registry.up { "works" } else { "fails" };
-        tile("Registry", &format!("{} {state}", Text(&registry.kind)), "");
+        tile(
+            "Registry",
+            &format!("{} {state}", Escaped(&registry.kind)),
+            "",
+        );
     }
     out.push_str("</dl>");
     out
@@ -187,8 +191,8 @@ fn control_plane(document: &StatusDocument) -> String {
         let _ = write!(
             out,
             "<p class=\"departed\">{} ({}) left at {} UTC.</p>",
-            Text(&departed.name),
-            Text(version),
+            Escaped(&departed.name),
+            Escaped(version),
             time_of_day(&departed.time)
         );
     }
@@ -209,13 +213,13 @@ fn timeline(document: &StatusDocument) -> String {
         let server = event
             .server
             .as_deref()
-            .map(|it| format!("<b>{}</b> ", Text(it)));
+            .map(|it| format!("<b>{}</b> ", Escaped(it)));
         let _ = write!(
             out,
             "<li class=\"{tone}\">{} {}{}</li>",
             time_of_day(&event.time),
             server.unwrap_or_default(),
-            Text(&event.text)
+            Escaped(&event.text)
         );
     }
     out.push_str("</ol>");
@@ -230,20 +234,20 @@ fn if_stopped(document: &StatusDocument) -> String {
         let apis = match (it.is_last, it.apis.len()) {
             (true, _) => "<strong>all requests</strong>".to_owned(),
             (false, 0) => "none".to_owned(),
-            (false, count) => folded(&format!("{count} APIs"), &it.apis),
+            (false, count) => expandable_list(&format!("{count} APIs"), &it.apis),
         };
         let remaining = if it.remaining.is_empty() {
             "no server remains".to_owned()
         } else {
-            Text(&it.remaining.join(", ")).to_string()
+            Escaped(&it.remaining.join(", ")).to_string()
         };
         [
-            Cell::Header(Text(&it.server).to_string()),
+            Cell::Header(Escaped(&it.server).to_string()),
             Cell::Text(apis),
             Cell::Number(it.watches.to_string()),
             Cell::Number(it.streams.to_string()),
             Cell::Number(it.clients.to_string()),
-            Cell::Number(number(it.requests_per_second)),
+            Cell::Number(short_number(it.requests_per_second)),
             Cell::Text(remaining),
         ]
     });
@@ -266,13 +270,14 @@ fn traffic(document: &StatusDocument) -> String {
     if document.traffic.rows.is_empty() {
         return empty("No request has ended yet.");
     }
-    let milliseconds =
-        |value: Option<f64>| value.map_or("–".to_owned(), |it| format!("≤ {} ms", number(it)));
+    let milliseconds = |value: Option<f64>| {
+        value.map_or("–".to_owned(), |it| format!("≤ {} ms", short_number(it)))
+    };
     let rows = document.traffic.rows.iter().map(|row| {
         [
-            Cell::Header(Text(row.server.as_deref().unwrap_or("no server")).to_string()),
-            Cell::Text(Text(&row.rule).to_string()),
-            Cell::Number(number(row.per_second)),
+            Cell::Header(Escaped(row.server.as_deref().unwrap_or("no server")).to_string()),
+            Cell::Text(Escaped(&row.rule).to_string()),
+            Cell::Number(short_number(row.per_second)),
             Cell::Number(milliseconds(row.p50_milliseconds)),
             Cell::Number(milliseconds(row.p99_milliseconds)),
             Cell::Number(row.errors_in_minute.to_string()),
@@ -305,8 +310,8 @@ fn matrix(document: &StatusDocument) -> String {
         .collect();
     let rows = matrix.rows.iter().map(|row| {
         let resources = match row.resources.as_slice() {
-            [one] => Text(one).to_string(),
-            many => folded(&format!("{} resources", many.len()), many),
+            [one] => Escaped(one).to_string(),
+            many => expandable_list(&format!("{} resources", many.len()), many),
         };
         let marks = row.served_by.iter().map(|it| match it {
             Some(true) => Cell::Mark("yes", "✓"),
@@ -314,7 +319,7 @@ fn matrix(document: &StatusDocument) -> String {
             None => Cell::Mark("unknown", "?"),
         });
         let first = [
-            Cell::Header(Text(&row.group_version).to_string()),
+            Cell::Header(Escaped(&row.group_version).to_string()),
             Cell::Text(resources),
         ];
         first.into_iter().chain(marks).collect::<Vec<_>>()
@@ -340,10 +345,10 @@ fn open(document: &StatusDocument) -> String {
     }
     let rows = document.open.iter().take(MAX_OPEN_REQUEST_ROWS).map(|it| {
         [
-            Cell::Header(Text(&it.kind).to_string()),
-            Cell::Text(Text(&it.server).to_string()),
-            Cell::Text(Text(&it.user).to_string()),
-            Cell::Text(Text(&it.program).to_string()),
+            Cell::Header(Escaped(&it.kind).to_string()),
+            Cell::Text(Escaped(&it.server).to_string()),
+            Cell::Text(Escaped(&it.user).to_string()),
+            Cell::Text(Escaped(&it.program).to_string()),
             Cell::Number(it.count.to_string()),
         ]
     });
@@ -362,22 +367,22 @@ fn tapped(tapped: &TappedRequests, nothing: &str) -> String {
         let rule = it
             .rule
             .as_deref()
-            .map(|rule| format!("{} ", Text(rule)))
+            .map(|rule| format!("{} ", Escaped(rule)))
             .unwrap_or_default();
         let server = it.server.as_deref().map_or("–".to_owned(), |server| {
-            format!("{rule}→ {}", Text(server))
+            format!("{rule}→ {}", Escaped(server))
         });
         [
             Cell::Text(time_of_day(&it.time)),
-            Cell::Text(Text(&it.verb).to_string()),
-            Cell::Header(format!("<code>{}</code>", Text(&it.path))),
+            Cell::Text(Escaped(&it.verb).to_string()),
+            Cell::Header(format!("<code>{}</code>", Escaped(&it.path))),
             Cell::Number(it.code.to_string()),
             Cell::Number(format!("{} ms", it.milliseconds)),
             Cell::Text(server),
             Cell::Text(format!(
                 "{} <small>{}</small>",
-                Text(&it.user),
-                Text(&shortened(&it.user_agent, 60))
+                Escaped(&it.user),
+                Escaped(&shortened(&it.user_agent, 60))
             )),
         ]
     });
@@ -409,23 +414,27 @@ fn servers(document: &StatusDocument) -> String {
         [
             Cell::Header(format!(
                 "{}<br><small>{}</small>",
-                Text(it.name()),
-                Text(&it.identity)
+                Escaped(it.name()),
+                Escaped(&it.identity)
             )),
             Cell::Text(state(it)),
-            Cell::Text(format!("{}{}", Text(&it.version_text()), build(it))),
-            Cell::Text(Text(it.address.as_deref().unwrap_or("–")).to_string()),
+            Cell::Text(format!(
+                "{}{}",
+                Escaped(&it.version_text()),
+                version_details(it)
+            )),
+            Cell::Text(Escaped(it.address.as_deref().unwrap_or("–")).to_string()),
             Cell::Text(reached_by(it)),
             Cell::Number(it.requests_in_flight.to_string()),
             Cell::Text(match it.serves_alone.as_slice() {
                 [] => "none".to_owned(),
-                apis => folded(&format!("{} APIs", apis.len()), apis),
+                apis => expandable_list(&format!("{} APIs", apis.len()), apis),
             }),
             Cell::Text(
                 it.certificate_expires
                     .as_deref()
                     .map_or("not seen".to_owned(), |at| {
-                        Text(at.get(..10).unwrap_or(at)).to_string()
+                        Escaped(at.get(..10).unwrap_or(at)).to_string()
                     }),
             ),
         ]
@@ -452,7 +461,7 @@ fn state(server: &Server) -> String {
     let problem = server
         .problem
         .as_deref()
-        .map(|it| format!("<br><small>{}</small>", Text(it)));
+        .map(|it| format!("<br><small>{}</small>", Escaped(it)));
     format!(
         "<span class=\"state {class}\">{words}</span>{}",
         problem.unwrap_or_default()
@@ -460,15 +469,19 @@ fn state(server: &Server) -> String {
 }
 
 /// Build metadata of the version, and the minimum compatibility version.
-fn build(server: &Server) -> String {
+fn version_details(server: &Server) -> String {
     let mut out = String::new();
     if let (Some(git_version), Some(version)) = (&server.git_version, &server.version)
         && git_version.trim_start_matches('v') != version
     {
-        let _ = write!(out, "<br><small>{}</small>", Text(git_version));
+        let _ = write!(out, "<br><small>{}</small>", Escaped(git_version));
     }
     if let Some(version) = &server.min_compatibility_version {
-        let _ = write!(out, "<br><small>compatible with {}</small>", Text(version));
+        let _ = write!(
+            out,
+            "<br><small>compatible with {}</small>",
+            Escaped(version)
+        );
     }
     out
 }
@@ -476,7 +489,7 @@ fn build(server: &Server) -> String {
 fn reached_by(server: &Server) -> String {
     let bridges = server.reached_by.iter().map(|it| {
         let (mark, words) = if it.reached { ("✓", "reached by") } else { ("✗", "not reached by") };
-        format!("<span class=\"hidden\">{words} </span>{}&nbsp;<span aria-hidden=\"true\">{mark}</span>", Text(&it.bridge))
+        format!("<span class=\"hidden\">{words} </span>{}&nbsp;<span aria-hidden=\"true\">{mark}</span>", Escaped(&it.bridge))
     });
     bridges.collect::<Vec<_>>().join("<br>")
 }
@@ -491,8 +504,8 @@ fn certificates(document: &StatusDocument) -> String {
             left => format!("{left} days"),
         };
         [
-            Cell::Header(format!("<code>{}</code>", Text(&it.flag))),
-            Cell::Text(Text(it.expires.get(..10).unwrap_or(&it.expires)).to_string()),
+            Cell::Header(format!("<code>{}</code>", Escaped(&it.flag))),
+            Cell::Text(Escaped(it.expires.get(..10).unwrap_or(&it.expires)).to_string()),
             Cell::Number(days),
         ]
     });
@@ -506,11 +519,11 @@ fn certificates(document: &StatusDocument) -> String {
 fn table_section(table_data: &Table) -> Section {
     let columns: Vec<_> = table_data.columns.iter().map(String::as_str).collect();
     let rows = table_data.rows.iter().map(|row| {
-        let cells = row.iter().map(|it| Cell::Text(Text(it).to_string()));
+        let cells = row.iter().map(|it| Cell::Text(Escaped(it).to_string()));
         cells.collect::<Vec<_>>()
     });
     let content = if table_data.rows.is_empty() {
-        empty(&Text(&table_data.caption).to_string())
+        empty(&Escaped(&table_data.caption).to_string())
     } else {
         table(&table_data.caption, &columns, rows)
     };
@@ -522,10 +535,10 @@ fn empty(html: &str) -> String {
 }
 
 /// A summary that opens a list.
-fn folded(summary: &str, items: &[String]) -> String {
+fn expandable_list(summary: &str, items: &[String]) -> String {
     let mut list = String::new();
     for item in items {
-        let _ = write!(list, "<li>{}</li>", Text(item));
+        let _ = write!(list, "<li>{}</li>", Escaped(item));
     }
     format!("<details><summary>{summary}</summary><ul>{list}</ul></details>")
 }
@@ -546,14 +559,14 @@ fn table<R: IntoIterator<Item = Cell>>(
     columns: &[&str],
     rows: impl Iterator<Item = R>,
 ) -> String {
-    let caption = Text(caption);
+    let caption = Escaped(caption);
     let mut out = format!(
         "<p class=\"caption\" aria-hidden=\"true\">{caption}</p>\
          <div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"{caption}\">\
          <table><caption class=\"hidden\">{caption}</caption><thead><tr>"
     );
     for column in columns {
-        let _ = write!(out, "<th scope=\"col\">{}</th>", Text(column));
+        let _ = write!(out, "<th scope=\"col\">{}</th>", Escaped(column));
     }
     out.push_str("</tr></thead><tbody>");
     for row in rows {
