@@ -51,7 +51,7 @@ impl PeerController {
                 }
             }
             Event::Policies(event) => self.policies.on_event(event, now),
-            Event::Peer(identity, poll) => self.on_peer_poll(identity, poll, now, jitter),
+            Event::Peer(identity, poll) => self.on_peer_poll(&identity, poll, now, jitter),
             Event::Local(outcome, poll) => self.on_local_poll(outcome, poll, now, jitter),
         }
     }

@@ -144,7 +144,7 @@ impl PeerController {
     /// The result of a poll of a peer.
     pub(super) fn on_peer_poll(
         &mut self,
-        identity: Identity,
+        identity: &Identity,
         poll: PeerPoll,
         now: Instant,
         jitter: f64,
@@ -156,13 +156,13 @@ impl PeerController {
         } = poll;
         let has_failed = outcome.is_err();
         let metrics = self.client.bridge.metrics.peers();
-        let name = self.name_of(&identity);
-        if self.peer_table.polls_fallback(&identity) {
+        let name = self.name_of(identity);
+        if self.peer_table.polls_fallback(identity) {
             // The state of the peer is that of its bridge.
             tracing::debug!(peer = %name, problem = outcome.as_ref().err(), "a peer was polled directly, because its bridge does not answer");
         } else if let Err(problem) = &outcome {
             metrics.sync_error(SyncErrorType::Fetch);
-            if self.discovered.remove(&identity) {
+            if self.discovered.remove(identity) {
                 tracing::warn!(peer = %name, %problem, "discovery of a peer failed; its last result stays in use");
             } else {
                 tracing::debug!(peer = %name, %problem, "discovery of a peer failed");
@@ -171,13 +171,13 @@ impl PeerController {
             tracing::info!(peer = %name, "discovery of a peer succeeded");
         }
         if outcome.is_ok() {
-            self.records.mark_polled(&identity);
+            self.records.mark_polled(identity);
         }
         self.peer_table
-            .record_poll(&identity, outcome, now, SystemTime::now(), jitter);
+            .record_poll(identity, outcome, now, SystemTime::now(), jitter);
         if has_failed && has_answered {
             // The bridge of the peer answers although its server does not.
-            self.peer_table.record_bridge_answer(&identity, now);
+            self.peer_table.record_bridge_answer(identity, now);
         }
         if let Some((address, bridge_of)) = bridge_at
             && self.addresses.listed_servers.on_answer(address, bridge_of)
