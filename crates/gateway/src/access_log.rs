@@ -11,9 +11,9 @@ use skewbridge_peer_directory::{Identity, InFlightGuard, Peer};
 use tokio::time::Instant;
 
 use crate::activity::Activity;
-use crate::activity::open_requests::{OpenRequest, OpenRequestKey, program_of};
-use crate::activity::tap::{TapEntry, TapKind, kept_text};
-use crate::activity::traffic::{ServerTraffic, Way};
+use crate::activity::open_requests::{OpenRequestGuard, OpenRequestKey, program_name};
+use crate::activity::tap::{TapEntry, TapKind, printable_prefix};
+use crate::activity::traffic::{RouteReason, ServerTraffic};
 use crate::backend_load::{BackendLoad, BackendRequest};
 use crate::metrics::Metrics;
 use crate::placement_rule::{Rule, RuleSet};
@@ -63,7 +63,7 @@ enum LongRunning {
     /// No server has accepted it yet.
     Requested { kind: &'static str, user: Box<str> },
     /// A server has accepted it.
-    Open(#[expect(dead_code, reason = "counts until it is dropped")] OpenRequest),
+    Open(#[expect(dead_code, reason = "counts until it is dropped")] OpenRequestGuard),
 }
 
 #[derive(Debug)]
@@ -208,7 +208,7 @@ impl AccessLogEntry {
 
     /// The request is a watch, a log or a stream of this kind.
     pub(crate) fn long_running(&mut self, kind: &'static str, user: &str) {
-        let user = kept_text(user).into();
+        let user = printable_prefix(user).into();
         self.long_running = Some(Box::new(LongRunning::Requested { kind, user }));
     }
 
@@ -228,7 +228,7 @@ impl AccessLogEntry {
                 server,
                 kind,
                 user: std::mem::take(user),
-                program: program_of(&text_of(user_agent.as_ref())),
+                program: program_name(&text_of(user_agent.as_ref())),
             };
             **long_running = LongRunning::Open(self.activity.open.begin(key));
         }
@@ -246,12 +246,12 @@ impl AccessLogEntry {
         }
         let entry = TapEntry {
             at: SystemTime::now(),
-            verb: kept_text(verb),
-            path: kept_text(&logged_path(path)),
-            user: kept_text(user),
-            user_agent: kept_text(&text_of(self.user_agent.as_ref())),
+            verb: printable_prefix(verb),
+            path: printable_prefix(&logged_path(path)),
+            user: printable_prefix(user),
+            user_agent: printable_prefix(&text_of(self.user_agent.as_ref())),
             code: 0,
-            took: Duration::ZERO,
+            duration: Duration::ZERO,
             server: None,
             rule: None,
         };
@@ -259,23 +259,23 @@ impl AccessLogEntry {
     }
 
     /// Counts the request for the status page.
-    fn count(&mut self, took: Duration) {
+    fn count(&mut self, duration: Duration) {
         let is_refused = matches!(self.route, "rejected" | "unrouted");
-        let latency = self.long_running.is_none().then_some(took);
+        let latency = self.long_running.is_none().then_some(duration);
         let server = match (&self.answered_by, &self.local_traffic) {
             _ if is_refused => None,
             (Some(peer), _) => Some(self.activity.server(peer)),
             (None, _) if self.route == "peer" => None,
             (None, local) => local.clone(),
         };
-        let way = match (self.placed, self.route) {
-            (Some(rule), _) if self.answered_by.is_some() => Way::Placed(rule),
-            (_, "discovery") => Way::Discovery,
-            (_, "stream") => Way::Stream,
-            _ => Way::Local,
+        let reason = match (self.placed, self.route) {
+            (Some(rule), _) if self.answered_by.is_some() => RouteReason::Placed(rule),
+            (_, "discovery") => RouteReason::Discovery,
+            (_, "stream") => RouteReason::Stream,
+            _ => RouteReason::Local,
         };
         match &server {
-            Some(server) => server.counters(way).add(self.code, latency),
+            Some(server) => server.counters(reason).add(self.code, latency),
             None => self.activity.refused().add(self.code, latency),
         }
         if let Some(tapped) = self.tapped.take() {
@@ -285,7 +285,7 @@ impl AccessLogEntry {
             }
             let entry = TapEntry {
                 code: self.code,
-                took,
+                duration,
                 server: self.answered_by.as_ref().map(ToString::to_string),
                 rule: self.placed.map(Rule::as_str),
                 ..entry
@@ -337,10 +337,10 @@ impl ResponseRecord for AccessLogEntry {
 
 impl Drop for AccessLogEntry {
     fn drop(&mut self) {
-        let took = self.started.elapsed();
+        let duration = self.started.elapsed();
         let Some(metrics) = &self.metrics else { return };
-        metrics.request(self.route, self.verb, self.code, took, self.bytes);
-        self.count(took);
+        metrics.request(self.route, self.verb, self.code, duration, self.bytes);
+        self.count(duration);
         if let Some(line) = &self.line {
             tracing::info!(
                 target: "skewbridge::access",
@@ -363,7 +363,7 @@ impl Drop for AccessLogEntry {
                 // The deprecated name of `truncated`.
                 cut = !self.complete,
                 audit_id = line.audit_id.as_deref(),
-                duration_seconds = seconds(took),
+                duration_seconds = seconds(duration),
                 "request"
             );
         }

@@ -13,17 +13,17 @@ use skewbridge_k8s_api::version::Version;
 const NAMESPACE: &str = "kube-system";
 const GROUP: &str = "coordination.k8s.io";
 
-/// The components that elect a leader by the Lease of this name.
-const ELECTED: [&str; 3] = [
+/// The components that elect a leader, and the names of their Leases.
+const LEADER_ELECTION_LEASES: [&str; 3] = [
     "kube-controller-manager",
     "kube-scheduler",
     "cloud-controller-manager",
 ];
 
-/// What this bridge has seen of the leader of each component. Only renewals take the lock.
+/// The last renewal of each Lease through this bridge. Only renewals take the lock.
 #[derive(Debug, Default)]
 pub(crate) struct Leaders {
-    seen: Mutex<[Option<Renewal>; ELECTED.len()]>,
+    renewals: Mutex<[Option<Renewal>; LEADER_ELECTION_LEASES.len()]>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -33,32 +33,32 @@ struct Renewal {
 }
 
 impl Leaders {
-    /// Notes a request that has renewed a Lease. kube-apiserver has authorized it.
-    pub(crate) fn note(
+    /// Records a request that has renewed a Lease. kube-apiserver has authorized it.
+    pub(crate) fn record(
         &self,
         info: &RequestInfo<'_>,
         user_agent: Option<&HeaderValue>,
         status: StatusCode,
         now: impl FnOnce() -> Instant,
     ) {
-        let Some(number) = renewed(info).filter(|_| status == StatusCode::OK) else {
+        let Some(lease) = renewed_lease(info).filter(|_| status == StatusCode::OK) else {
             return;
         };
         let component = user_agent.and_then(|it| Component::from_user_agent(it.to_str().ok()?));
-        // Not an administrator who edits it.
-        let component = component.filter(|it| it.name == ELECTED[number]);
-        // A program that does not tell its version holds it now.
+        // Edits of an administrator do not count.
+        let component = component.filter(|it| it.name == LEADER_ELECTION_LEASES[lease]);
+        // Without a component, a program of unknown version holds the Lease now.
         let renewal = component.map(|it| Renewal {
             version: it.version,
             at: now(),
         });
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)[number] = renewal;
+        self.renewals.lock().unwrap_or_else(PoisonError::into_inner)[lease] = renewal;
     }
 
     /// The leaders of which a renewal was seen.
     pub(crate) fn list(&self, now: Instant) -> Vec<Leader> {
-        let seen = *self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let leaders = ELECTED.into_iter().zip(seen);
+        let renewals = *self.renewals.lock().unwrap_or_else(PoisonError::into_inner);
+        let leaders = LEADER_ELECTION_LEASES.into_iter().zip(renewals);
         let leaders = leaders.filter_map(|(component, renewal)| {
             let renewal = renewal?;
             Some(Leader {
@@ -71,8 +71,8 @@ impl Leaders {
     }
 }
 
-/// The component whose Lease a request writes.
-fn renewed(info: &RequestInfo<'_>) -> Option<usize> {
+/// The index of the leader-election Lease that a request writes.
+fn renewed_lease(info: &RequestInfo<'_>) -> Option<usize> {
     let is_write = matches!(info.verb, Verb::Update | Verb::Patch);
     let is_lease = info.kind == Kind::Resource
         && is_write
@@ -80,8 +80,8 @@ fn renewed(info: &RequestInfo<'_>) -> Option<usize> {
         && info.group == GROUP
         && info.namespace == NAMESPACE
         && info.subresource.is_empty();
-    let mut elected = ELECTED.iter();
-    elected.position(|name| is_lease && info.name == *name)
+    let mut leases = LEADER_ELECTION_LEASES.iter();
+    leases.position(|name| is_lease && info.name == *name)
 }
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
         "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/kube-scheduler";
     const AGENT: &str = "kube-scheduler/v1.36.4 (linux/amd64) kubernetes/0e0e0e0/leader-election";
 
-    fn noted(
+    fn record(
         leaders: &Leaders,
         method: &Method,
         path: &str,
@@ -110,11 +110,11 @@ mod tests {
         let info = RequestInfo::parse(method, &path, uri.query());
         let agent = HeaderValue::from_str(agent).unwrap();
         let status = StatusCode::from_u16(status).unwrap();
-        leaders.note(&info, Some(&agent), status, || at);
+        leaders.record(&info, Some(&agent), status, || at);
     }
 
     #[test]
-    fn a_leader_is_who_has_renewed_its_lease() {
+    fn the_component_that_renews_the_lease_is_the_leader() {
         let now = Instant::now();
         let other_namespace = SCHEDULER.replace("kube-system", "default");
         let other_lease = SCHEDULER.replace("kube-scheduler", "other");
@@ -123,7 +123,7 @@ mod tests {
             (Method::PUT, SCHEDULER, AGENT, 200, true),
             (Method::PATCH, SCHEDULER, AGENT, 200, true),
             (Method::GET, SCHEDULER, AGENT, 200, false),
-            // Not permitted, and lost to another one.
+            // Forbidden, and a conflict with another renewal.
             (Method::PUT, SCHEDULER, AGENT, 403, false),
             (Method::PUT, SCHEDULER, AGENT, 409, false),
             (Method::PUT, &other_namespace, AGENT, 200, false),
@@ -140,7 +140,7 @@ mod tests {
         ];
         for (method, path, agent, status, expected) in rows {
             let leaders = Leaders::default();
-            noted(&leaders, &method, path, agent, status, now);
+            record(&leaders, &method, path, agent, status, now);
             let found = leaders.list(now + Duration::from_secs(7));
             let leader = Leader {
                 component: "kube-scheduler".to_owned(),
@@ -153,10 +153,10 @@ mod tests {
     }
 
     #[test]
-    fn the_last_leader_is_listed() {
+    fn the_component_of_the_last_renewal_is_listed() {
         let now = Instant::now();
         let leaders = Leaders::default();
-        let put = |agent: &str| noted(&leaders, &Method::PUT, SCHEDULER, agent, 200, now);
+        let put = |agent: &str| record(&leaders, &Method::PUT, SCHEDULER, agent, 200, now);
         put(AGENT);
         put("kube-scheduler/v1.35.8 (linux/amd64)");
         let versions = |leaders: &Leaders| {

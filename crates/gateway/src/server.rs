@@ -25,7 +25,7 @@ use self::backends::{BackendFactory, BackendParts};
 use self::endpoint_backends::EndpointBackends;
 use crate::activity::Activity;
 use crate::admin::secure::SecurePort;
-use crate::admin::status::StatusBoard;
+use crate::admin::status::StatusSampler;
 use crate::admin::{self, Admin};
 use crate::balancer::Backends;
 use crate::balancer::upstream_list::UpstreamList;
@@ -37,7 +37,7 @@ use crate::frontend::listener;
 use crate::frontend::proxy_header::LoadBalancers;
 use crate::frontend::worker::Worker;
 use crate::health::Health;
-use crate::live_config::{Files, LiveConfig, LoadError};
+use crate::live_config::{ConfigFiles, LiveConfig, LoadError};
 use crate::metrics::Metrics;
 use crate::vanishing::ledger::Ledger;
 use crate::vanishing::token_users::UnreviewedCall;
@@ -157,7 +157,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         .enable_all()
         .build()?;
     let metrics = Metrics::new();
-    let (files, live) = Files::load(config, metrics.clone())?;
+    let (files, live) = ConfigFiles::load(config, metrics.clone())?;
     let ports = {
         let _inside = control.enter();
         Ports::bind(config)?
@@ -206,7 +206,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     };
     let upstream = authorities(&servers);
     tracing::info!(%address, %admin_address, admin_secure_address = admin_secure_address.map(tracing::field::display), %upstream, workers = workers.len(), "serving");
-    let status = Arc::new(StatusBoard::new(health.clone(), activity, ledger.clone()));
+    let status = Arc::new(StatusSampler::new(health.clone(), activity, ledger.clone()));
     let admin = Admin {
         metrics: metrics.clone(),
         health,
@@ -306,7 +306,7 @@ fn open_state_dir(config: &Config) -> Result<Option<StateDir>, Error> {
 
 /// Reloads files when they change, in its own thread.
 fn spawn_reload(
-    files: Files,
+    files: ConfigFiles,
     live: Arc<LiveConfig>,
     stopped: mpsc::Receiver<()>,
 ) -> io::Result<JoinHandle<()>> {

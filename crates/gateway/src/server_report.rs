@@ -60,7 +60,7 @@ impl ServerReport {
 }
 
 impl ServerReports {
-    /// Replaces the report of a peer, and forgets those of servers that are no peers any more.
+    /// Replaces the report of a peer, and removes those of servers that are no peers any more.
     pub(crate) fn set(
         &self,
         identity: &Identity,
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_servers_that_left_are_forgotten() {
+    fn reports_of_servers_that_left_are_removed() {
         let [a, b] = ["apiserver-a", "apiserver-b"].map(|it| Identity::named(it).unwrap());
         let reports = ServerReports::default();
         reports.set(&a, ServerReport::default(), |_| true);

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use skewbridge_gateway::status::Document;
+use skewbridge_gateway::status::StatusDocument;
 
 use crate::admin_port;
 
@@ -101,7 +101,7 @@ fn status(flags: &Flags) -> Result<String, String> {
             Ok(format!("{document}\n"))
         }
         (Format::Text, _) => {
-            let document: Document = serde_json::from_str(&json).map_err(invalid)?;
+            let document: StatusDocument = serde_json::from_str(&json).map_err(invalid)?;
             Ok(text::text(&document))
         }
     }

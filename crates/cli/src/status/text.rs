@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use skewbridge_gateway::status::{
-    Document, IfStopped, Matrix, MatrixRow, ReachedBy, Table, Tapped,
+    ApiMatrix, ApiMatrixRow, ReachedBy, StatusDocument, StopImpact, Table, TappedRequests,
 };
 
 use crate::skew::plain;
@@ -34,7 +34,7 @@ const MAX_APIS: usize = 6;
 /// The characters of a cell of a further table.
 const MAX_CELL_CHARS: usize = 40;
 
-pub(super) fn text(document: &Document) -> String {
+pub(super) fn text(document: &StatusDocument) -> String {
     let mut out = String::new();
     bridge(document, &mut out);
     servers(document, &mut out);
@@ -51,7 +51,7 @@ pub(super) fn text(document: &Document) -> String {
     out
 }
 
-fn bridge(document: &Document, out: &mut String) {
+fn bridge(document: &StatusDocument, out: &mut String) {
     let bridge = &document.bridge;
     let state = match (bridge.ready, bridge.draining) {
         (_, true) => "shutting down",
@@ -90,7 +90,7 @@ fn bridge(document: &Document, out: &mut String) {
     }
 }
 
-fn servers(document: &Document, out: &mut String) {
+fn servers(document: &StatusDocument, out: &mut String) {
     let rows = document.servers.iter().map(|server| {
         let state = match &server.problem {
             Some(problem) if !server.state.is_good() => {
@@ -137,7 +137,7 @@ fn reached_by(bridges: &[ReachedBy]) -> String {
     bridges.collect::<Vec<_>>().join(", ")
 }
 
-fn if_stopped(document: &Document, out: &mut String) {
+fn if_stopped(document: &StatusDocument, out: &mut String) {
     let rows = document.if_stopped.iter().map(|it| {
         vec![
             it.server.clone(),
@@ -163,7 +163,7 @@ fn if_stopped(document: &Document, out: &mut String) {
     );
 }
 
-fn unserved(it: &IfStopped) -> String {
+fn unserved(it: &StopImpact) -> String {
     if it.is_last {
         return "all requests".to_owned();
     }
@@ -182,7 +182,7 @@ fn unserved(it: &IfStopped) -> String {
 
 /// One row for each API that only some servers serve. The servers come first and the API last, so that
 /// a row is cut at its end.
-fn matrix(matrix: &Matrix, out: &mut String) {
+fn matrix(matrix: &ApiMatrix, out: &mut String) {
     if matrix.rows.is_empty() {
         return;
     }
@@ -239,14 +239,14 @@ fn matrix_names(servers: &[String]) -> Vec<String> {
     names.into_iter().map(end).collect()
 }
 
-fn api(row: &MatrixRow) -> String {
+fn api(row: &ApiMatrixRow) -> String {
     match row.resources.as_slice() {
         [one] => format!("{} {one}", row.group_version),
         many => format!("{} {}: {}", row.group_version, many.len(), many.join(", ")),
     }
 }
 
-fn traffic(document: &Document, out: &mut String) {
+fn traffic(document: &StatusDocument, out: &mut String) {
     if document.traffic.rows.is_empty() {
         return;
     }
@@ -278,7 +278,7 @@ fn traffic(document: &Document, out: &mut String) {
     );
 }
 
-fn open_watches_and_streams(document: &Document, out: &mut String) {
+fn open_watches_and_streams(document: &StatusDocument, out: &mut String) {
     if document.open.is_empty() {
         return;
     }
@@ -299,7 +299,7 @@ fn open_watches_and_streams(document: &Document, out: &mut String) {
     );
 }
 
-fn recorded_requests(title: &str, recorded: &Tapped, out: &mut String) {
+fn recorded_requests(title: &str, recorded: &TappedRequests, out: &mut String) {
     if recorded.requests.is_empty() {
         return;
     }
@@ -322,7 +322,7 @@ fn recorded_requests(title: &str, recorded: &Tapped, out: &mut String) {
     );
 }
 
-fn timeline(document: &Document, out: &mut String) {
+fn timeline(document: &StatusDocument, out: &mut String) {
     if document.timeline.is_empty() {
         return;
     }
@@ -420,7 +420,7 @@ mod tests {
             address: Some("10.0.0.1:6443".to_owned()),
             ..Server::default()
         };
-        let mut document = Document {
+        let mut document = StatusDocument {
             bridge: Bridge {
                 version: "1.0".to_owned(),
                 uptime_seconds: 3_700,
@@ -437,12 +437,12 @@ mod tests {
                 text: "is unreachable: \u{1b}[1mrefused".to_owned(),
                 ..Event::default()
             }],
-            if_stopped: vec![IfStopped {
+            if_stopped: vec![StopImpact {
                 server: "cp-1".to_owned(),
                 is_last: true,
-                ..IfStopped::default()
+                ..StopImpact::default()
             }],
-            ..Document::default()
+            ..StatusDocument::default()
         };
         document.servers[1].problem = Some("refused".to_owned());
         document.traffic.rows = vec![TrafficRow {
@@ -477,15 +477,16 @@ The last hour (UTC)
     #[test]
     fn the_matrix_fits_a_terminal() {
         let (yes, no) = (Some(true), Some(false));
-        let row = |group_version: &str, resources: &[&str], served_by: &[Option<bool>]| MatrixRow {
-            group_version: group_version.to_owned(),
-            resources: resources.iter().map(|it| (*it).to_owned()).collect(),
-            served_by: served_by.to_vec(),
-        };
+        let row =
+            |group_version: &str, resources: &[&str], served_by: &[Option<bool>]| ApiMatrixRow {
+                group_version: group_version.to_owned(),
+                resources: resources.iter().map(|it| (*it).to_owned()).collect(),
+                served_by: served_by.to_vec(),
+            };
         let strings = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect();
-        let mut document = Document::default();
+        let mut document = StatusDocument::default();
         assert!(!text(&document).contains("What only some servers serve"));
-        document.matrix = Matrix {
+        document.matrix = ApiMatrix {
             servers: strings(&["cp-1.example.com", "cp-2.example.com", "cp-3.example.com"]),
             rows: vec![
                 row("v1", &["pods/resize"], &[no, yes, None]),
@@ -543,7 +544,7 @@ yes    -      -      admissionregistration.k8s.io/v1beta1 2: mutatingadmissionpâ
         let rows = (0..12).map(|number| vec![format!("v1 r{number}"), "x".repeat(200)]);
         let mut rows: Vec<_> = rows.collect();
         rows[0][1] = "forged\nBridge: ready".to_owned();
-        let mut document = Document {
+        let mut document = StatusDocument {
             tables: vec![Table {
                 title: "Who calls APIs that vanish".to_owned(),
                 caption: "Calls since yesterday.".to_owned(),
@@ -551,7 +552,7 @@ yes    -      -      admissionregistration.k8s.io/v1beta1 2: mutatingadmissionpâ
                 rows,
                 ..Table::default()
             }],
-            ..Document::default()
+            ..StatusDocument::default()
         };
         let long = format!("{}â€¦", "x".repeat(39));
         let middle: Vec<_> = (1..10).map(|it| format!("v1 r{it}   {long}\n")).collect();

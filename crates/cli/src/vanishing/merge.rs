@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use serde::Serialize;
-use skewbridge_gateway::vanishing::{Call, Reason, Report, Tally};
+use skewbridge_gateway::vanishing::{Call, CallStats, Reason, Report};
 use skewbridge_k8s_api::time::Time;
 use skewbridge_released_apis::Minor;
 
@@ -22,7 +22,7 @@ pub(super) struct Merged {
     /// Sorted by API and caller.
     pub(super) calls: Vec<Call>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) other: Option<Tally>,
+    pub(super) other: Option<CallStats>,
 }
 
 /// A bridge, without its calls.
@@ -116,7 +116,7 @@ fn key(call: &Call) -> Key {
 pub(super) fn merge(answers: Vec<Answer>) -> Merged {
     let mut bridges = Vec::new();
     let mut calls = HashMap::<Key, Call>::new();
-    let mut other: Option<Tally> = None;
+    let mut other: Option<CallStats> = None;
     for Answer { bridge, report } in answers {
         let report = match report {
             Ok(report) => report,
@@ -145,10 +145,10 @@ pub(super) fn merge(answers: Vec<Answer>) -> Merged {
                 None => drop(calls.insert(key(&call), call)),
             }
         }
-        if let Some(tally) = report.other {
+        if let Some(stats) = report.other {
             match &mut other {
-                Some(other) => other.add(tally),
-                None => other = Some(tally),
+                Some(other) => other.add(stats),
+                None => other = Some(stats),
             }
         }
     }
@@ -163,7 +163,7 @@ pub(super) fn merge(answers: Vec<Answer>) -> Merged {
 
 /// Bridges with different targets may have different reasons: the most severe one counts.
 fn add(known: &mut Call, call: Call) {
-    known.tally.add(call.tally);
+    known.stats.add(call.stats);
     if call.reason < known.reason {
         known.reason = call.reason;
         known.unavailable_in = call.unavailable_in;

@@ -73,7 +73,7 @@ fn heading(calls: &[Call]) -> String {
 fn rows(text: &mut String, calls: &[Call], width: Option<usize>) {
     let mut calls: Vec<_> = calls.iter().collect();
     // Stable: callers with as many calls stay in order.
-    calls.sort_by_key(|it| std::cmp::Reverse(it.tally.count));
+    calls.sort_by_key(|it| std::cmp::Reverse(it.stats.count));
     let mut rows = vec![["COUNT", "LAST SEEN", "VERB", "USER", "USER AGENT"].map(str::to_owned)];
     rows.extend(calls.into_iter().map(|call| {
         let user = match &call.impersonated_user {
@@ -85,8 +85,8 @@ fn rows(text: &mut String, calls: &[Call], width: Option<usize>) {
             agent => agent,
         };
         [
-            call.tally.count.to_string(),
-            call.tally.last_seen.to_string(),
+            call.stats.count.to_string(),
+            call.stats.last_seen.to_string(),
             call.verb.clone(),
             user,
             agent.to_owned(),
@@ -179,7 +179,7 @@ fn summary(text: &mut String, merged: &Merged) {
         };
         let _ = writeln!(text, "No calls to {apis} since {since} ({bridges}).");
     } else {
-        let calls: u64 = merged.calls.iter().map(|it| it.tally.count).sum();
+        let calls: u64 = merged.calls.iter().map(|it| it.stats.count).sum();
         let callers: BTreeSet<_> = (merged.calls.iter())
             .map(|it| (&it.user, &it.impersonated_user, &it.user_agent))
             .collect();

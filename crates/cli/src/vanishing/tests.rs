@@ -77,9 +77,9 @@ fn counts_add_up_and_times_extend() {
         let merged = merge(answers);
         let found: Vec<_> = (merged.calls.iter())
             .map(|it| {
-                let seen = [it.tally.first_seen, it.tally.last_seen].map(|it| it.to_string());
+                let seen = [it.stats.first_seen, it.stats.last_seen].map(|it| it.to_string());
                 let seconds = seen.map(|it| it[17..19].to_owned()).join("-");
-                format!("{} {} {} {seconds}", it.user, it.verb, it.tally.count)
+                format!("{} {} {} {seconds}", it.user, it.verb, it.stats.count)
             })
             .collect();
         let expected = [
@@ -120,7 +120,7 @@ fn the_exit_code_is_that_of_skew() {
     };
     let deprecated = || answered("c", report("1.37", true, &[endpoints("a", "x", 1)]));
     let mut full = report("1.37", true, &[]);
-    full.other = Some(report("1.37", true, &[call("a", "", "get", 1, [1, 1])]).calls[0].tally);
+    full.other = Some(report("1.37", true, &[call("a", "", "get", 1, [1, 1])]).calls[0].stats);
     for (answers, expected) in [
         (vec![empty()], 0),
         (vec![empty(), deprecated()], 0),

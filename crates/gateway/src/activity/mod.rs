@@ -1,4 +1,4 @@
-//! What this bridge is doing: requests by server and placement rule, long-running requests that are
+//! What this bridge is doing: requests by server and reason, long-running requests that are
 //! open, and the last rerouted and refused requests. Counted for the status page.
 //!
 //! Every request adds to a few atomics. Everything else has a bound.
@@ -18,7 +18,7 @@ use skewbridge_peer_directory::Identity;
 use self::observers::Observers;
 use self::open_requests::OpenRequests;
 use self::tap::Tap;
-use self::traffic::{Counters, CountersSnapshot, ServerTraffic, Way};
+use self::traffic::{CountersSnapshot, RequestCounters, RouteReason, ServerTraffic};
 
 /// Servers whose traffic is counted apart; that of further ones is counted together. A cluster has
 /// three to seven, and a server that is replaced gets a new identity at most once for each upgrade.
@@ -32,18 +32,18 @@ const OTHER_SERVERS: &str = "(others)";
 pub(crate) struct Activity {
     servers: ArcSwap<BTreeMap<Arc<str>, Arc<ServerTraffic>>>,
     /// Requests that the bridge refused, or that no server answered.
-    refused: Counters,
+    refused: RequestCounters,
     pub(crate) open: OpenRequests,
     pub(crate) tap: Tap,
     pub(crate) observers: Observers,
 }
 
-/// The counters of one server and one way to it.
+/// The counters of one server for one reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TrafficRow {
     /// The identity of the server; `None` for requests that no server answered.
     pub(crate) server: Option<Arc<str>>,
-    pub(crate) way: Way,
+    pub(crate) reason: RouteReason,
     pub(crate) counters: CountersSnapshot,
 }
 
@@ -76,7 +76,7 @@ impl Activity {
     }
 
     /// Requests that the bridge refused, or that no server answered.
-    pub(crate) fn refused(&self) -> &Counters {
+    pub(crate) fn refused(&self) -> &RequestCounters {
         &self.refused
     }
 
@@ -84,15 +84,15 @@ impl Activity {
     pub(crate) fn traffic(&self) -> Vec<TrafficRow> {
         let servers = self.servers.load();
         let of_servers = servers.values().flat_map(|server| {
-            Way::ALL.into_iter().map(|way| TrafficRow {
+            RouteReason::ALL.into_iter().map(|reason| TrafficRow {
                 server: Some(server.name().clone()),
-                way,
-                counters: server.counters(way).snapshot(),
+                reason,
+                counters: server.counters(reason).snapshot(),
             })
         });
         let refused = TrafficRow {
             server: None,
-            way: Way::Refused,
+            reason: RouteReason::Refused,
             counters: self.refused.snapshot(),
         };
         let all = of_servers.chain([refused]);
@@ -113,7 +113,7 @@ mod tests {
             let identity = Identity::named(name).unwrap();
             let server = activity.server(&identity);
             let latency = Some(Duration::from_millis(1));
-            server.counters(Way::Local).add(200, latency);
+            server.counters(RouteReason::Local).add(200, latency);
         };
         for number in 0..MAX_SERVERS + 10 {
             count(&format!("apiserver-{number:03}"));

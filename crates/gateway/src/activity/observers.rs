@@ -10,7 +10,7 @@ pub(crate) const MAX_VIEWERS: usize = 16;
 
 /// How long a single request for the status counts as a viewer: longer than the pause of a page
 /// that reloads itself.
-const REQUEST_COUNTS_FOR: Duration = Duration::from_secs(8);
+const POLLING_VIEWER_PERIOD: Duration = Duration::from_secs(8);
 
 /// The viewers of the status.
 #[derive(Debug, Clone, Default)]
@@ -24,17 +24,17 @@ struct Inner {
 
 /// Counts an event stream until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Viewer(Arc<Inner>);
+pub(crate) struct ViewerGuard(Arc<Inner>);
 
 impl Observers {
     /// A new event stream; `None` if there are too many.
-    pub(crate) fn begin(&self) -> Option<Viewer> {
+    pub(crate) fn begin(&self) -> Option<ViewerGuard> {
         let relaxed = Ordering::Relaxed;
         let more = |streams: usize| (streams < MAX_VIEWERS).then_some(streams + 1);
         if self.0.streams.fetch_update(relaxed, relaxed, more).is_err() {
             return None;
         }
-        Some(Viewer(self.0.clone()))
+        Some(ViewerGuard(self.0.clone()))
     }
 
     /// A single request for the status.
@@ -52,11 +52,11 @@ impl Observers {
     pub(crate) fn is_observed(&self, now: Instant) -> bool {
         let requested_at = &self.0.requested_at;
         let requested_at = *requested_at.lock().unwrap_or_else(PoisonError::into_inner);
-        self.viewers() > 0 || requested_at.is_some_and(|at| now < at + REQUEST_COUNTS_FOR)
+        self.viewers() > 0 || requested_at.is_some_and(|at| now < at + POLLING_VIEWER_PERIOD)
     }
 }
 
-impl Drop for Viewer {
+impl Drop for ViewerGuard {
     fn drop(&mut self) {
         self.0.streams.fetch_sub(1, Ordering::Relaxed);
     }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn viewers_have_a_bound_and_leave() {
+    fn the_number_of_viewers_is_bounded_until_streams_end() {
         let observers = Observers::default();
         let viewers: Vec<_> = (0..MAX_VIEWERS).filter_map(|_| observers.begin()).collect();
         assert_eq!(viewers.len(), MAX_VIEWERS);
@@ -85,9 +85,9 @@ mod tests {
         assert!(!observers.is_observed(now));
         observers.note_request(now);
         assert!(observers.is_observed(now + Duration::from_secs(5)));
-        assert!(!observers.is_observed(now + REQUEST_COUNTS_FOR));
+        assert!(!observers.is_observed(now + POLLING_VIEWER_PERIOD));
         let viewer = observers.begin();
-        assert!(observers.is_observed(now + REQUEST_COUNTS_FOR));
+        assert!(observers.is_observed(now + POLLING_VIEWER_PERIOD));
         drop(viewer);
     }
 }

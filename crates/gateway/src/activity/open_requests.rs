@@ -16,7 +16,7 @@ const OTHER_CLIENTS: &str = "(others)";
 pub(crate) struct OpenRequestKey {
     /// The identity of the server.
     pub(crate) server: Arc<str>,
-    /// See [`kind_of`].
+    /// See [`long_running_kind`].
     pub(crate) kind: &'static str,
     /// The user, as far as the bridge knows it.
     pub(crate) user: Box<str>,
@@ -30,14 +30,14 @@ pub(crate) struct OpenRequests(Arc<Mutex<BTreeMap<OpenRequestKey, usize>>>);
 
 /// Counts a request as open until it is dropped.
 #[derive(Debug)]
-pub(crate) struct OpenRequest {
+pub(crate) struct OpenRequestGuard {
     all: OpenRequests,
     key: OpenRequestKey,
 }
 
 impl OpenRequests {
     /// Counts a request.
-    pub(crate) fn begin(&self, mut key: OpenRequestKey) -> OpenRequest {
+    pub(crate) fn begin(&self, mut key: OpenRequestKey) -> OpenRequestGuard {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MAX_CLIENTS && !all.contains_key(&key) {
             key.user = OTHER_CLIENTS.into();
@@ -45,7 +45,7 @@ impl OpenRequests {
         }
         *all.entry(key.clone()).or_default() += 1;
         drop(all);
-        OpenRequest {
+        OpenRequestGuard {
             all: self.clone(),
             key,
         }
@@ -60,7 +60,7 @@ impl OpenRequests {
     }
 }
 
-impl Drop for OpenRequest {
+impl Drop for OpenRequestGuard {
     fn drop(&mut self) {
         let mut all = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = all.get_mut(&self.key) {
@@ -73,7 +73,7 @@ impl Drop for OpenRequest {
 }
 
 /// The kind of a long-running request.
-pub(crate) fn kind_of(info: &RequestInfo<'_>) -> &'static str {
+pub(crate) fn long_running_kind(info: &RequestInfo<'_>) -> &'static str {
     match (info.verb, info.subresource) {
         (_, "exec") => "exec",
         (_, "attach") => "attach",
@@ -86,7 +86,7 @@ pub(crate) fn kind_of(info: &RequestInfo<'_>) -> &'static str {
 }
 
 /// The first word of a user agent: name and version of the program.
-pub(crate) fn program_of(user_agent: &str) -> Box<str> {
+pub(crate) fn program_name(user_agent: &str) -> Box<str> {
     const MAX_CHARS: usize = 64;
     let word = user_agent.split_whitespace().next().unwrap_or_default();
     let printable = word.chars().filter(|it| !it.is_control());
@@ -147,7 +147,7 @@ mod tests {
             ("", ""),
             (&long, &long[..64]),
         ] {
-            assert_eq!(&*program_of(text), expected);
+            assert_eq!(&*program_name(text), expected);
         }
     }
 }

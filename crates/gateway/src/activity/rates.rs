@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::TrafficRow;
-use super::traffic::{CountersSnapshot, Way};
+use super::traffic::{CountersSnapshot, RouteReason};
 
 /// The interval between two snapshots.
 pub(crate) const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
@@ -18,25 +18,25 @@ const RATE_SNAPSHOTS: usize = 10;
 
 /// The snapshots of the last minute.
 #[derive(Debug, Default)]
-pub(crate) struct Rates {
+pub(crate) struct RateWindow {
     /// The oldest first.
     snapshots: VecDeque<(Instant, Vec<TrafficRow>)>,
 }
 
-/// The rate of one server and one way to it.
+/// The rate of one server for one reason.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Rate {
     pub(crate) server: Option<Arc<str>>,
-    pub(crate) way: Way,
+    pub(crate) reason: RouteReason,
     /// Requests since the start of the bridge.
     pub(crate) total: CountersSnapshot,
     /// Requests per second in the last 10 s.
     pub(crate) per_second: f64,
     /// The last minute.
-    pub(crate) minute: CountersSnapshot,
+    pub(crate) last_minute: CountersSnapshot,
 }
 
-impl Rates {
+impl RateWindow {
     /// Adds a snapshot, unless the last one is too recent.
     pub(crate) fn record(&mut self, at: Instant, traffic: impl FnOnce() -> Vec<TrafficRow>) {
         let last = self.snapshots.back();
@@ -65,9 +65,9 @@ impl Rates {
             let (since_recent, passed) = since(recent);
             Rate {
                 per_second: per_second(since_recent.requests, passed),
-                minute: since(minute).0,
+                last_minute: since(minute).0,
                 server: row.server,
-                way: row.way,
+                reason: row.reason,
                 total: row.counters,
             }
         });
@@ -84,7 +84,7 @@ impl Rates {
 }
 
 fn counters(rows: &[TrafficRow], of: &TrafficRow) -> CountersSnapshot {
-    let is_same = |row: &&TrafficRow| row.server == of.server && row.way == of.way;
+    let is_same = |row: &&TrafficRow| row.server == of.server && row.reason == of.reason;
     let row = rows.iter().find(is_same);
     row.map_or_else(CountersSnapshot::default, |row| row.counters.clone())
 }
@@ -106,7 +106,7 @@ mod tests {
     fn row(requests: u64) -> TrafficRow {
         TrafficRow {
             server: Some("a".into()),
-            way: Way::Local,
+            reason: RouteReason::Local,
             counters: CountersSnapshot {
                 requests,
                 ..CountersSnapshot::default()
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn rates_are_averages_of_ten_seconds_and_counts_of_a_minute() {
         let start = Instant::now();
-        let mut rates = Rates::default();
+        let mut rates = RateWindow::default();
         // Ten requests in each second, and 50 in each of the last 10.
         let total = |second: u64| second * 10 + second.saturating_sub(110) * 40;
         for second in 0..120 {
@@ -135,7 +135,7 @@ mod tests {
             (found[0].per_second - 50.0).abs() < f64::EPSILON,
             "{found:?}"
         );
-        assert_eq!(found[0].minute.requests, total(120) - total(59));
+        assert_eq!(found[0].last_minute.requests, total(120) - total(59));
         assert_eq!(found[0].total.requests, total(120));
         let history = rates.history();
         assert_eq!(history.len(), 60);
@@ -145,8 +145,8 @@ mod tests {
     #[test]
     fn the_first_requests_of_a_server_count_from_zero() {
         let start = Instant::now();
-        let mut rates = Rates::default();
-        assert_eq!(rates.of(start, vec![row(5)])[0].minute.requests, 0);
+        let mut rates = RateWindow::default();
+        assert_eq!(rates.of(start, vec![row(5)])[0].last_minute.requests, 0);
         rates.record(start, Vec::new);
         let found = rates.of(start + Duration::from_secs(2), vec![row(5)]);
         assert!(

@@ -6,16 +6,16 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// The requests of each kind that are kept.
-const MAX_KEPT: usize = 40;
+const MAX_ENTRIES_PER_KIND: usize = 40;
 
 /// The requests of each kind that are captured in a second: a bridge that reroutes everything must
 /// not copy every path.
-const MAX_PER_SECOND: u64 = 10;
+const MAX_CAPTURES_PER_SECOND: u64 = 10;
 
 /// The longest text of a client that is kept.
 const MAX_TEXT_CHARS: usize = 160;
 
-/// What has happened to a request.
+/// Why a request is captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TapKind {
     Rerouted,
@@ -33,7 +33,7 @@ pub(crate) struct TapEntry {
     pub(crate) user: String,
     pub(crate) user_agent: String,
     pub(crate) code: u16,
-    pub(crate) took: Duration,
+    pub(crate) duration: Duration,
     /// The identity of the server that answered.
     pub(crate) server: Option<String>,
     /// The placement rule.
@@ -50,14 +50,14 @@ pub(crate) struct Tap {
 /// The captured requests of one kind.
 #[derive(Debug)]
 struct Ring {
-    budget: SecondBudget,
+    budget: CaptureRateLimit,
     entries: Mutex<VecDeque<TapEntry>>,
 }
 
 impl Default for Ring {
     fn default() -> Self {
         Self {
-            budget: SecondBudget::new(Instant::now()),
+            budget: CaptureRateLimit::new(Instant::now()),
             entries: Mutex::default(),
         }
     }
@@ -73,7 +73,7 @@ impl Tap {
     pub(crate) fn add(&self, kind: TapKind, entry: TapEntry) {
         let entries = &self.ring(kind).entries;
         let mut entries = entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if entries.len() >= MAX_KEPT {
+        if entries.len() >= MAX_ENTRIES_PER_KIND {
             entries.pop_back();
         }
         entries.push_front(entry);
@@ -99,16 +99,16 @@ impl Tap {
     }
 }
 
-/// Admits [`MAX_PER_SECOND`] in each second.
+/// Admits [`MAX_CAPTURES_PER_SECOND`] in each second.
 #[derive(Debug)]
-struct SecondBudget {
+struct CaptureRateLimit {
     start: Instant,
     /// The second in the upper bits, the number of admitted requests in the lower 16.
     used: AtomicU64,
     skipped: AtomicU64,
 }
 
-impl SecondBudget {
+impl CaptureRateLimit {
     fn new(start: Instant) -> Self {
         Self {
             start,
@@ -121,7 +121,7 @@ impl SecondBudget {
         let second = now.saturating_duration_since(self.start).as_secs();
         let admit = |used: u64| match (used >> 16 == second, used & 0xffff) {
             (false, _) => Some(second << 16 | 1),
-            (true, count) if count < MAX_PER_SECOND => Some(used + 1),
+            (true, count) if count < MAX_CAPTURES_PER_SECOND => Some(used + 1),
             (true, _) => None,
         };
         let relaxed = Ordering::Relaxed;
@@ -134,7 +134,7 @@ impl SecondBudget {
 }
 
 /// Text of a client: without control characters, and not too long.
-pub(crate) fn kept_text(text: &str) -> String {
+pub(crate) fn printable_prefix(text: &str) -> String {
     let mut letters = text.chars().map(|letter| {
         if letter.is_control() {
             '\u{fffd}'
@@ -161,7 +161,7 @@ mod tests {
             user: "alice".to_owned(),
             user_agent: "kubectl".to_owned(),
             code: 200,
-            took: Duration::ZERO,
+            duration: Duration::ZERO,
             server: None,
             rule: None,
         }
@@ -170,20 +170,20 @@ mod tests {
     #[test]
     fn the_newest_requests_of_each_kind_are_kept() {
         let tap = Tap::default();
-        for number in 0..MAX_KEPT * 2 {
+        for number in 0..MAX_ENTRIES_PER_KIND * 2 {
             tap.add(TapKind::Rerouted, entry(&number.to_string()));
         }
         tap.add(TapKind::Refused, entry("refused"));
         let kept = tap.entries(TapKind::Rerouted);
-        assert_eq!(kept.len(), MAX_KEPT);
-        assert_eq!(kept[0].path, (MAX_KEPT * 2 - 1).to_string());
+        assert_eq!(kept.len(), MAX_ENTRIES_PER_KIND);
+        assert_eq!(kept[0].path, (MAX_ENTRIES_PER_KIND * 2 - 1).to_string());
         assert_eq!(tap.entries(TapKind::Refused), [entry("refused")]);
     }
 
     #[test]
     fn each_second_admits_some_requests_and_counts_the_others() {
         let start = Instant::now();
-        let budget = SecondBudget::new(start);
+        let budget = CaptureRateLimit::new(start);
         let admitted = |second: u64, requests: u64| {
             let at = start + Duration::from_secs(second);
             (0..requests).filter(|_| budget.take(at)).count()
@@ -207,7 +207,7 @@ mod tests {
             ),
             (&long, format!("{}…", "é".repeat(MAX_TEXT_CHARS))),
         ] {
-            assert_eq!(kept_text(text), expected);
+            assert_eq!(printable_prefix(text), expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Requests by server and by the way to it: how many, how many failed, how long they took.
+//! Requests by server and reason: how many, how many failed, and their latencies.
 
 use std::array;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::placement_rule::Rule;
 
 /// Why a server got a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Way {
+pub(crate) enum RouteReason {
     /// No rule demanded another server.
     Local,
     /// The bridge answered for all servers, after the server has permitted it.
@@ -22,8 +22,8 @@ pub(crate) enum Way {
     Refused,
 }
 
-impl Way {
-    /// The ways to a server.
+impl RouteReason {
+    /// The reasons for which a server gets a request.
     pub(crate) const ALL: [Self; 8] = [
         Self::Local,
         Self::Discovery,
@@ -64,14 +64,14 @@ impl Way {
 #[derive(Debug)]
 pub(crate) struct ServerTraffic {
     name: Arc<str>,
-    ways: [Counters; Way::ALL.len()],
+    by_reason: [RequestCounters; RouteReason::ALL.len()],
 }
 
 impl ServerTraffic {
     pub(crate) fn new(name: Arc<str>) -> Self {
         Self {
             name,
-            ways: array::from_fn(|_| Counters::default()),
+            by_reason: array::from_fn(|_| RequestCounters::default()),
         }
     }
 
@@ -80,36 +80,36 @@ impl ServerTraffic {
         &self.name
     }
 
-    pub(crate) fn counters(&self, way: Way) -> &Counters {
-        &self.ways[way.index()]
+    pub(crate) fn counters(&self, reason: RouteReason) -> &RequestCounters {
+        &self.by_reason[reason.index()]
     }
 }
 
-/// The number of latency classes: the upper bound of the first is [`FIRST_BOUND`], and doubles with
+/// The number of latency buckets: the upper bound of the first is [`FIRST_BUCKET_BOUND`], and doubles with
 /// each. The last one has no bound.
-pub(crate) const CLASSES: usize = 17;
+pub(crate) const LATENCY_BUCKET_COUNT: usize = 17;
 
-/// The upper bound of the first latency class. That of the last but one is 8 s.
-pub(crate) const FIRST_BOUND: Duration = Duration::from_micros(250);
+/// The upper bound of the first latency bucket. That of the last but one is 8 s.
+pub(crate) const FIRST_BUCKET_BOUND: Duration = Duration::from_micros(250);
 
 /// Counters of requests that have ended.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct RequestCounters {
     requests: AtomicU64,
     errors: AtomicU64,
-    latencies: [AtomicU64; CLASSES],
+    latencies: [AtomicU64; LATENCY_BUCKET_COUNT],
 }
 
-/// The values of [`Counters`] at one time.
+/// The values of [`RequestCounters`] at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct CountersSnapshot {
     pub(crate) requests: u64,
     /// Responses with a status of 500 or higher.
     pub(crate) errors: u64,
-    pub(crate) latencies: [u64; CLASSES],
+    pub(crate) latencies: [u64; LATENCY_BUCKET_COUNT],
 }
 
-impl Counters {
+impl RequestCounters {
     /// A request has ended. Long-running ones have no latency.
     pub(crate) fn add(&self, code: u16, latency: Option<Duration>) {
         self.requests.fetch_add(1, Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl Counters {
             self.errors.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(latency) = latency {
-            self.latencies[class_of(latency)].fetch_add(1, Ordering::Relaxed);
+            self.latencies[bucket_of(latency)].fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -126,7 +126,7 @@ impl Counters {
         CountersSnapshot {
             requests: value(&self.requests),
             errors: value(&self.errors),
-            latencies: array::from_fn(|class| value(&self.latencies[class])),
+            latencies: array::from_fn(|bucket| value(&self.latencies[bucket])),
         }
     }
 }
@@ -137,13 +137,13 @@ impl CountersSnapshot {
         Self {
             requests: self.requests.saturating_sub(before.requests),
             errors: self.errors.saturating_sub(before.errors),
-            latencies: array::from_fn(|class| {
-                self.latencies[class].saturating_sub(before.latencies[class])
+            latencies: array::from_fn(|bucket| {
+                self.latencies[bucket].saturating_sub(before.latencies[bucket])
             }),
         }
     }
 
-    /// The latency that this share of the requests did not exceed: the upper bound of its class.
+    /// The latency that this share of the requests did not exceed: the upper bound of its bucket.
     /// `None` without requests.
     pub(crate) fn quantile(&self, share: f64) -> Option<Duration> {
         let all: u64 = self.latencies.iter().sum();
@@ -155,24 +155,24 @@ impl CountersSnapshot {
         )]
         let rank = ((all as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;
-        let class = self.latencies.iter().position(|count| {
+        let bucket = self.latencies.iter().position(|count| {
             seen += count;
             seen >= rank
         })?;
-        Some(upper_bound(class))
+        Some(upper_bound(bucket))
     }
 }
 
-fn class_of(latency: Duration) -> usize {
-    (0..CLASSES - 1)
-        .find(|class| latency <= upper_bound(*class))
-        .unwrap_or(CLASSES - 1)
+fn bucket_of(latency: Duration) -> usize {
+    (0..LATENCY_BUCKET_COUNT - 1)
+        .find(|bucket| latency <= upper_bound(*bucket))
+        .unwrap_or(LATENCY_BUCKET_COUNT - 1)
 }
 
-/// That of the last class is double the one before.
-fn upper_bound(class: usize) -> Duration {
-    let doublings = u32::try_from(class).unwrap_or(u32::MAX);
-    FIRST_BOUND.saturating_mul(2_u32.saturating_pow(doublings))
+/// That of the last bucket is double the one before.
+fn upper_bound(bucket: usize) -> Duration {
+    let doublings = u32::try_from(bucket).unwrap_or(u32::MAX);
+    FIRST_BUCKET_BOUND.saturating_mul(2_u32.saturating_pow(doublings))
 }
 
 #[cfg(test)]
@@ -180,21 +180,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_way_has_counters_of_its_own() {
+    fn each_reason_has_counters_of_its_own() {
         let server = ServerTraffic::new("a".into());
-        for (index, way) in Way::ALL.into_iter().enumerate() {
-            assert_eq!(way.index(), index, "{}", way.as_str());
+        for (index, reason) in RouteReason::ALL.into_iter().enumerate() {
+            assert_eq!(reason.index(), index, "{}", reason.as_str());
             for _ in 0..=index {
-                server.counters(way).add(200, None);
+                server.counters(reason).add(200, None);
             }
         }
-        let counts = Way::ALL.map(|way| server.counters(way).snapshot().requests);
+        let counts = RouteReason::ALL.map(|reason| server.counters(reason).snapshot().requests);
         assert_eq!(counts, [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]
     fn responses_from_500_on_are_errors() {
-        let counters = Counters::default();
+        let counters = RequestCounters::default();
         for code in [200, 404, 429, 499, 500, 503] {
             counters.add(code, None);
         }
@@ -204,9 +204,9 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_is_the_upper_bound_of_its_class() {
+    fn a_quantile_is_the_upper_bound_of_its_bucket() {
         let millis = |text: &[u64], share| {
-            let counters = Counters::default();
+            let counters = RequestCounters::default();
             for latency in text {
                 counters.add(200, Some(Duration::from_millis(*latency)));
             }
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_difference_is_never_negative() {
-        let counters = Counters::default();
+        let counters = RequestCounters::default();
         counters.add(200, Some(Duration::ZERO));
         let before = counters.snapshot();
         counters.add(500, Some(Duration::ZERO));

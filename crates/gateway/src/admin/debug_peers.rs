@@ -16,7 +16,7 @@ use crate::peer_config::PeeringDisabled;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct View {
+struct PeersDocument {
     /// Why peering is disabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     local_only: Option<String>,
@@ -141,7 +141,7 @@ struct PeerView {
 struct BackendView {
     upstream: String,
     #[serde(flatten)]
-    view: View,
+    view: PeersDocument,
 }
 
 #[derive(Serialize)]
@@ -168,9 +168,9 @@ pub(crate) fn json(backends: &[BackendHealth], is_balanced: bool) -> String {
     text
 }
 
-fn backend_view(cluster_handle: &Result<Arc<ClusterHandle>, PeeringDisabled>) -> View {
+fn backend_view(cluster_handle: &Result<Arc<ClusterHandle>, PeeringDisabled>) -> PeersDocument {
     match cluster_handle {
-        Err(why) => View {
+        Err(why) => PeersDocument {
             local_only: Some(why.to_string()),
             waiting_for: None,
             local: None,
@@ -186,13 +186,13 @@ fn backend_view(cluster_handle: &Result<Arc<ClusterHandle>, PeeringDisabled>) ->
     }
 }
 
-fn view(cluster: &Cluster, own: &LocalIdentity, registry: &RegistryStatus) -> View {
+fn view(cluster: &Cluster, own: &LocalIdentity, registry: &RegistryStatus) -> PeersDocument {
     let peers = &cluster.peers.peers;
     let index = |peer: &Arc<Peer>| -> Option<Arc<_>> { peer.served.clone() };
     let served: Vec<_> = peers.iter().filter_map(index).collect();
     let local = cluster.local.as_ref();
     let others: Vec<&Index> = served.iter().map(|it| &*it.index).collect();
-    View {
+    PeersDocument {
         local_only: None,
         waiting_for: cluster
             .missing()

@@ -16,7 +16,7 @@ use crate::error_response;
 
 /// The response to a request that names another host. Health checks and metrics are served at every
 /// name: probers and scrapers may have one for this address.
-pub(super) fn refusal(head: &Parts) -> Option<Response<Bytes>> {
+pub(super) fn reject_other_host(head: &Parts) -> Option<Response<Bytes>> {
     let path = head.uri.path();
     let is_open = path == "/metrics" || health_endpoint(path).is_some();
     // Nothing is served without a path, where the target may be an authority that names no host.

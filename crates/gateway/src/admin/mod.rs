@@ -27,7 +27,7 @@ use skewbridge_k8s_api::status::Status;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use self::status::StatusBoard;
+use self::status::StatusSampler;
 use crate::config::Guards;
 use crate::discovery_view::View;
 use crate::error_response;
@@ -50,7 +50,7 @@ pub(crate) struct Admin {
     pub(crate) flags: Arc<BTreeMap<String, String>>,
     pub(crate) ledger: Arc<Ledger>,
     /// What `/status` shows.
-    pub(crate) status: Arc<StatusBoard>,
+    pub(crate) status: Arc<StatusSampler>,
 }
 
 /// Serves until it is dropped: also while the bridge drains, so that the drain can be observed.
@@ -79,7 +79,8 @@ impl Service for Admin {
 
     async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
         let (head, _) = request.into_parts();
-        let refused = Self::refused_method(&head).or_else(|| loopback_host::refusal(&head));
+        let refused =
+            Self::reject_method(&head).or_else(|| loopback_host::reject_other_host(&head));
         ClientResponse::new(match refused {
             Some(refused) => refused.map(ResponseBody::full),
             None => self.respond(&head),
@@ -102,7 +103,7 @@ fn health_endpoint(path: &str) -> Option<(HealthEndpoint, &str)> {
 
 impl Admin {
     /// The response to a method that is not served.
-    fn refused_method(head: &Parts) -> Option<Response<Bytes>> {
+    fn reject_method(head: &Parts) -> Option<Response<Bytes>> {
         if head.method == Method::GET || head.method == Method::HEAD {
             return None;
         }
@@ -114,7 +115,7 @@ impl Admin {
     }
 
     fn respond(&self, head: &Parts) -> Response<ResponseBody> {
-        if status::is_status(head.uri.path()) {
+        if status::is_status_path(head.uri.path()) {
             return status::respond(&self.status, head);
         }
         self.complete_response(head).map(ResponseBody::full)

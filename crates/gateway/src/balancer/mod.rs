@@ -1,9 +1,9 @@
 //! The kube-apiservers behind the bridge (`--upstream`, once or several times), and which of them gets
 //! a request. For this request it is the local server, and the others are its peers.
 
-mod choice;
+mod p2c;
 pub(crate) mod upstream_list;
-mod watch_moves;
+mod watch_rebalance;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use arc_swap::ArcSwap;
 use skewbridge_peer_directory::Identity;
 use tokio::time::{Instant, interval};
 
-pub(crate) use self::choice::{BackendSet, Readiness};
-use self::choice::{Candidate, choose};
-use self::watch_moves::{DRAIN_PERIOD, Share, WatchMoves, shares_to_move};
+pub(crate) use self::p2c::{BackendSet, Readiness};
+use self::p2c::{Candidate, choose};
+use self::watch_rebalance::{WATCH_DRAIN_PERIOD, WatchRebalancer, WatchShare, shares_to_end};
 use crate::backend_load::{BackendLoad, BackendRequest};
 use crate::cluster_state::ResyncHint;
 use crate::health::UpstreamHealth;
@@ -28,9 +28,9 @@ use crate::upstream::Pools;
 /// The interval between two evaluations of the readiness of all backends.
 const READINESS_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long a backend must have been not ready until its watches are ended: longer than one lost
+/// The time for which a backend must have been not ready before its watches are ended: longer than one lost
 /// probe of a busy server.
-const DRAIN_DELAY: Duration = Duration::from_secs(2);
+const WATCH_DRAIN_DELAY: Duration = Duration::from_secs(2);
 
 /// One kube-apiserver behind the bridge.
 #[derive(Debug)]
@@ -53,14 +53,14 @@ pub(crate) struct BalancedBackend {
     pub(crate) name: Arc<str>,
     load: Arc<BackendLoad>,
     metrics: BackendMetrics,
-    watches: WatchMoves,
+    watches: WatchRebalancer,
 }
 
 impl BalancedBackend {
     pub(crate) fn new(name: Arc<str>, metrics: BackendMetrics) -> Self {
         Self {
             load: BackendLoad::new(name.clone(), metrics.clone()),
-            watches: WatchMoves::default(),
+            watches: WatchRebalancer::default(),
             metrics,
             name,
         }
@@ -100,13 +100,13 @@ impl Backend {
         if is_draining || **self.health.load() != UpstreamHealth::Ready {
             Readiness::NotReady
         } else if is_failing || self.state.unreadiness().is_some() || !self.is_confirmed() {
-            Readiness::Doubtful
+            Readiness::Degraded
         } else {
             Readiness::Ready
         }
     }
 
-    /// Whether its APIs were read after its last outage, and the views of the other backends know of the
+    /// Whether its APIs were read after its last outage, and the snapshots of the other backends include the
     /// outage: it may have another version since.
     fn is_confirmed(&self) -> bool {
         let has_peers = self.member.is_some() && self.state.cluster_handle.is_some();
@@ -184,21 +184,21 @@ impl Backends {
     /// A random number: not a secret, but different for each call.
     pub(crate) fn random(&self) -> u64 {
         let count = self.seed.fetch_add(1, Ordering::Relaxed);
-        watch_moves::mixed(count)
+        watch_rebalance::splitmix64(count)
     }
 
-    /// Keeps the metric of readiness, and evens out watches when the readiness of a backend changes.
+    /// Updates the metric of readiness, and rebalances watches when the readiness of a backend changes.
     /// Runs until it is dropped.
     pub(crate) async fn follow_readiness(self: Arc<Self>) {
         if !self.is_balanced {
             return std::future::pending().await;
         }
-        let mut watches = HashMap::<Arc<str>, WatchPlacement>::new();
+        let mut watches = HashMap::<Arc<str>, WatchDrainState>::new();
         let mut ticks = interval(READINESS_CHECK_INTERVAL);
         loop {
             ticks.tick().await;
             let all = self.all();
-            announce_doubts(&all);
+            announce_outages(&all);
             let ready: Vec<_> = (all.iter())
                 .map(|it| it.readiness() != Readiness::NotReady)
                 .collect();
@@ -216,12 +216,12 @@ impl Backends {
                 let state = watches.entry(member.name.clone()).or_default();
                 member.metrics.ready.set(i64::from(*ready));
                 match state.update(*ready, is_any_ready, Instant::now()) {
-                    WatchChange::None => {}
-                    WatchChange::End => {
+                    WatchAction::None => {}
+                    WatchAction::Drain => {
                         tracing::info!(upstream = %member.name, "a kube-apiserver is not ready: its watches are ended");
-                        member.watches.begin(Share::ALL, DRAIN_PERIOD);
+                        member.watches.begin(WatchShare::ALL, WATCH_DRAIN_PERIOD);
                     }
-                    WatchChange::Return => {
+                    WatchAction::Rebalance => {
                         member.watches.cancel();
                         recheck(&all, backend);
                         has_returned = true;
@@ -229,18 +229,18 @@ impl Backends {
                 }
             }
             if has_returned {
-                self.even_out_watches(&all, &ready);
+                self.rebalance_watches(&all, &ready);
             }
         }
     }
 
-    fn even_out_watches(&self, all: &BackendList, ready: &[bool]) {
+    fn rebalance_watches(&self, all: &BackendList, ready: &[bool]) {
         let period = self.client_facing().limits.watch_rebalance_period;
         let members = all.iter().zip(ready).filter(|(_, ready)| **ready);
         let members: Vec<_> = members.filter_map(|(it, _)| it.member.as_ref()).collect();
         let count = |it: &&BalancedBackend| it.in_flight(RequestClass::LongRunning);
         let watches: Vec<_> = members.iter().map(count).collect();
-        for (member, share) in members.iter().zip(shares_to_move(&watches)) {
+        for (member, share) in members.iter().zip(shares_to_end(&watches)) {
             if !share.is_none() {
                 tracing::info!(upstream = %member.name, "a kube-apiserver has returned: a part of the watches at another one is ended");
                 member.watches.begin(share, period);
@@ -256,7 +256,7 @@ pub(crate) fn has_other_usable(all: &BackendList, tried: BackendSet) -> bool {
 }
 
 /// The backend that is a peer of the others with this identity.
-pub(crate) fn with_identity<'a>(
+pub(crate) fn find_by_identity<'a>(
     all: &'a BackendList,
     identity: &Identity,
 ) -> Option<&'a Arc<Backend>> {
@@ -266,9 +266,9 @@ pub(crate) fn with_identity<'a>(
     })
 }
 
-/// Makes the views of all other backends doubt what they know of a backend that was not available: its
-/// server may have another version now.
-pub(crate) fn announce_doubts(all: &BackendList) {
+/// Marks what the other backends know of a backend that was not available as unconfirmed: its server may
+/// have another version now.
+pub(crate) fn announce_outages(all: &BackendList) {
     for backend in all {
         let Some(cluster_handle) = &backend.state.cluster_handle else {
             continue;
@@ -308,9 +308,9 @@ fn recheck(all: &BackendList, returned: &Backend) {
     }
 }
 
-/// The readiness of a backend, as far as its watches depend on it.
+/// Whether the watches at a backend have to end, by its readiness.
 #[derive(Debug, Clone, Copy, Default)]
-struct WatchPlacement {
+struct WatchDrainState {
     was_ready: bool,
     not_ready_since: Option<Instant>,
     is_drained: bool,
@@ -318,33 +318,33 @@ struct WatchPlacement {
 
 /// The effect of a change of readiness on watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WatchChange {
+enum WatchAction {
     None,
     /// Those at this backend are ended.
-    End,
+    Drain,
     /// The backend receives a share of the watches of the other backends.
-    Return,
+    Rebalance,
 }
 
-impl WatchPlacement {
-    fn update(&mut self, ready: bool, is_any_ready: bool, now: Instant) -> WatchChange {
+impl WatchDrainState {
+    fn update(&mut self, ready: bool, is_any_ready: bool, now: Instant) -> WatchAction {
         let was_ready = std::mem::replace(&mut self.was_ready, ready);
         if ready {
             self.not_ready_since = None;
             self.is_drained = false;
             return if was_ready {
-                WatchChange::None
+                WatchAction::None
             } else {
-                WatchChange::Return
+                WatchAction::Rebalance
             };
         }
         let since = *self.not_ready_since.get_or_insert(now);
-        // Without a ready backend the watches would only move to another one that is not ready.
-        if self.is_drained || !is_any_ready || now.duration_since(since) < DRAIN_DELAY {
-            return WatchChange::None;
+        // Without a ready backend, the clients would begin their watches at another one that is not ready.
+        if self.is_drained || !is_any_ready || now.duration_since(since) < WATCH_DRAIN_DELAY {
+            return WatchAction::None;
         }
         self.is_drained = true;
-        WatchChange::End
+        WatchAction::Drain
     }
 }
 
@@ -355,18 +355,18 @@ mod tests {
     #[test]
     fn watches_leave_a_backend_that_stays_not_ready_and_return_with_it() {
         let began = Instant::now();
-        let mut watches = WatchPlacement::default();
+        let mut watches = WatchDrainState::default();
         let rows = [
-            (0, true, true, WatchChange::Return),
-            (200, true, true, WatchChange::None),
-            (400, false, true, WatchChange::None),
-            (600, true, true, WatchChange::Return),
-            (800, false, true, WatchChange::None),
-            (2_700, false, true, WatchChange::None),
-            (2_800, false, false, WatchChange::None),
-            (3_000, false, true, WatchChange::End),
-            (9_000, false, true, WatchChange::None),
-            (9_200, true, true, WatchChange::Return),
+            (0, true, true, WatchAction::Rebalance),
+            (200, true, true, WatchAction::None),
+            (400, false, true, WatchAction::None),
+            (600, true, true, WatchAction::Rebalance),
+            (800, false, true, WatchAction::None),
+            (2_700, false, true, WatchAction::None),
+            (2_800, false, false, WatchAction::None),
+            (3_000, false, true, WatchAction::Drain),
+            (9_000, false, true, WatchAction::None),
+            (9_200, true, true, WatchAction::Rebalance),
         ];
         for (millis, ready, is_any_ready, expected) in rows {
             let now = began + Duration::from_millis(millis);

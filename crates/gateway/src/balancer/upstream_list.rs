@@ -48,7 +48,7 @@ impl ServerEntry {
 #[derive(Debug)]
 pub(crate) struct UpstreamList {
     entries: Vec<ServerEntry>,
-    count: u32,
+    last_number: u32,
     /// The name in the certificates of listed servers; `None` if no `EndpointSlices` are read.
     server_name: Option<ServerName<'static>>,
 }
@@ -61,7 +61,7 @@ impl UpstreamList {
     ) -> Self {
         let mut list = Self {
             entries: Vec::new(),
-            count: 0,
+            last_number: 0,
             server_name,
         };
         for seed in seeds {
@@ -71,7 +71,7 @@ impl UpstreamList {
     }
 
     /// Adds servers that were listed when an earlier process of this bridge ran, if the `EndpointSlices`
-    /// are used: one that does not answer and is listed no more is kept as if it had just ended.
+    /// are used: one that does not answer and is no longer listed is kept as if it had just ended.
     pub(crate) fn add_stored(&mut self, addresses: &[SocketAddr]) {
         let Some(server_name) = self.server_name.clone() else {
             return;
@@ -148,9 +148,9 @@ impl UpstreamList {
     }
 
     fn add(&mut self, server: UpstreamServer, was_listed: bool) {
-        self.count += 1;
+        self.last_number += 1;
         // `upstream-NUMBER` is always a valid identity.
-        let Ok(identity) = Identity::named(&format!("upstream-{}", self.count)) else {
+        let Ok(identity) = Identity::named(&format!("upstream-{}", self.last_number)) else {
             return;
         };
         self.entries.push(ServerEntry {
@@ -158,7 +158,7 @@ impl UpstreamList {
             server,
             is_listed: true,
             was_listed,
-            is_first: self.count == 1,
+            is_first: self.last_number == 1,
             drains_since: None,
         });
     }

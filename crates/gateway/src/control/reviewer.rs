@@ -39,7 +39,7 @@ impl BackendClients {
         client
     }
 
-    /// Forgets backends that are not listed any more.
+    /// Removes backends that are no longer listed.
     fn retain_listed(&mut self, all: &[Arc<Backend>]) {
         self.0
             .retain(|(known, _)| all.iter().any(|it| Arc::ptr_eq(it, known)));

@@ -53,7 +53,7 @@ fn is_successful(results: &[(Test, TestResult)]) -> bool {
 }
 
 /// Runs the tests when they are due, until it is dropped.
-pub(crate) async fn run(bridge: Arc<GatewayState>, upstream: Arc<ArcSwap<UpstreamHealth>>) {
+pub(crate) async fn run(state: Arc<GatewayState>, upstream: Arc<ArcSwap<UpstreamHealth>>) {
     let mut due = Instant::now();
     let mut unsuccessful = 0;
     let mut tested: Option<Arc<OwnCertificates>> = None;
@@ -64,19 +64,19 @@ pub(crate) async fn run(bridge: Arc<GatewayState>, upstream: Arc<ArcSwap<Upstrea
             due = Instant::now();
             continue;
         }
-        let files = bridge.live.own.load_full();
+        let files = state.live.own.load_full();
         let is_same = tested.as_ref().is_some_and(|it| Arc::ptr_eq(it, &files));
         if is_same && Instant::now() < due {
             continue;
         }
         // A new client for each run closes its connection: the next run is minutes away.
-        let results = tests(&InternalClient::new(bridge.clone()), &files).await;
+        let results = tests(&InternalClient::new(state.clone()), &files).await;
         unsuccessful = if is_successful(&results) {
             0
         } else {
             unsuccessful + 1
         };
-        bridge.self_test.store(results);
+        state.self_test.store(results);
         due = Instant::now() + next_run_delay(unsuccessful);
         tested = Some(files);
     }

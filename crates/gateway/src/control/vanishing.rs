@@ -1,4 +1,4 @@
-//! What the ledger of vanishing APIs needs: the newest version in the cluster, and the users of
+//! Keeps the ledger of vanishing APIs current: the newest version in the cluster, and the users of
 //! bearer tokens.
 
 use std::sync::Arc;
@@ -23,9 +23,9 @@ const VERSION_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval between two checks for idle connections to kube-apiserver.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The pause after a review that failed. Calls in this time are counted without a user, so that no token
-/// waits for a kube-apiserver that does not answer.
-const FAILURE_PAUSE: Duration = Duration::from_secs(10);
+/// The delay after a failed review until the next one. Meanwhile calls are counted without a user, so that
+/// no token waits for a kube-apiserver that does not answer.
+const REVIEW_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Limits log lines about tokens whose user is not known.
 static FAILED_REVIEW_LOG: LogBudget = LogBudget::new(10);
@@ -56,11 +56,13 @@ async fn follow_versions(backends: &Backends, ledger: &Ledger) {
         let apis = apis.map_err(|error| error.to_string());
         let apis = apis.and_then(|apis| apis.map_err(|error| error.to_string()));
         let apis = apis.unwrap_or_else(|error| {
-            tracing::error!("the APIs that vanish are not known: {error}");
+            tracing::error!(
+                "the APIs that the target release does not serve cannot be determined: {error}"
+            );
             WatchedApis::unknown(releases)
         });
         log_target(&apis);
-        ledger.watch(apis);
+        ledger.set_watched_apis(apis);
     }
 }
 
@@ -93,7 +95,7 @@ fn newest_server(backends: &Backends) -> Option<Minor> {
     versions.map(Minor::from).max()
 }
 
-/// Finds out the users of tokens, one after the other: a review is a request to kube-apiserver.
+/// Reviews tokens one after the other: a review is a request to kube-apiserver.
 async fn review_tokens(
     reviewer: Reviewer,
     ledger: &Ledger,
@@ -110,15 +112,15 @@ async fn review_tokens(
             }
         };
         let Some(call) = call else { return };
-        let is_pausing = failed_at.is_some_and(|at| at.elapsed() < FAILURE_PAUSE);
-        let user = match ledger.known_user(&call) {
+        let has_failed_recently = failed_at.is_some_and(|at| at.elapsed() < REVIEW_RETRY_DELAY);
+        let user = match ledger.cached_user(&call) {
             Some(user) => user,
-            None if is_pausing => TokenUser::NotKnown,
+            None if has_failed_recently => TokenUser::Unknown,
             None => {
                 let answer = user_of(&reviewer, call.token.expose()).await;
                 failed_at = answer.is_none().then(Instant::now);
-                let user = answer.unwrap_or(TokenUser::NotKnown);
-                ledger.reviewed(&call, user.clone());
+                let user = answer.unwrap_or(TokenUser::Unknown);
+                ledger.cache_user(&call, user.clone());
                 user
             }
         };
@@ -133,7 +135,7 @@ async fn user_of(reviewer: &Reviewer, token: &str) -> Option<TokenUser> {
     match answer.and_then(|it| review::user_of_token(&it)) {
         Ok(Some(user)) => Some(TokenUser::Named(sanitized(&user.name))),
         // It has expired since.
-        Ok(None) => Some(TokenUser::NotKnown),
+        Ok(None) => Some(TokenUser::Unknown),
         Err(error) => {
             if let Some(suppressed) = FAILED_REVIEW_LOG.take(Instant::now()) {
                 tracing::warn!(

@@ -35,9 +35,9 @@ pub(crate) struct TlsConnection {
 pub(crate) async fn accept_tls(
     (mut tcp, buffered): (TcpStream, BytesMut),
     source: SocketAddr,
-    bridge: &GatewayState,
+    state: &GatewayState,
 ) -> Option<TlsConnection> {
-    let config = bridge.live.server.load_full();
+    let config = state.live.server.load_full();
     let accept = async {
         let first = plain_http::first_bytes(&mut tcp, buffered).await?;
         if plain_http::is_request(&first) {
@@ -47,20 +47,20 @@ pub(crate) async fn accept_tls(
         let tls = TlsAcceptor::from(config).accept(ReadAhead::with_buffered(first, tcp));
         tls.await.map(Some)
     };
-    let tls = match timeout(bridge.limits.handshake_timeout, accept).await {
+    let tls = match timeout(state.limits.handshake_timeout, accept).await {
         Ok(Ok(Some(tls))) => tls,
         Ok(Ok(None)) => {
-            bridge.metrics.handshake_failed("not-tls");
+            state.metrics.handshake_failed("not-tls");
             tracing::debug!(client = %source, "HTTP without TLS");
             return None;
         }
         Ok(Err(error)) => {
-            bridge.metrics.handshake_failed(reason(&error));
+            state.metrics.handshake_failed(reason(&error));
             tracing::debug!(client = %source, %error, "TLS handshake failed");
             return None;
         }
         Err(_) => {
-            bridge.metrics.handshake_failed("timeout");
+            state.metrics.handshake_failed("timeout");
             return None;
         }
     };

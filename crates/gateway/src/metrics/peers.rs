@@ -139,7 +139,7 @@ struct PollLabels {
 
 /// Why a peer did not accept a request. The labels of the first two are those of kube-apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PeerError {
+pub(crate) enum PeerErrorType {
     /// No peer that serves it has an address.
     NoAddress,
     /// No connection.
@@ -147,30 +147,31 @@ pub(crate) enum PeerError {
     /// The peer declined it.
     Declined,
     /// The connection was lost.
-    CutOff,
+    ConnectionLost,
 }
 
-impl PeerError {
+impl PeerErrorType {
     fn as_str(self) -> &'static str {
         match self {
             Self::NoAddress => "endpoint_resolution",
             Self::Connect => "proxy_transport",
             Self::Declined => "declined",
-            Self::CutOff => "cut_off",
+            // `connection_lost` from the next release on (CHANGELOG, "Deprecated names").
+            Self::ConnectionLost => "cut_off",
         }
     }
 }
 
 /// Why discovery of peers failed. The labels are those of kube-apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SyncError {
+pub(crate) enum SyncErrorType {
     /// Leases cannot be listed or watched.
     Leases,
     /// A poll of a peer failed.
     Fetch,
 }
 
-impl SyncError {
+impl SyncErrorType {
     fn labels(self) -> TypeLabels {
         TypeLabels {
             r#type: match self {
@@ -276,7 +277,7 @@ impl PeerMetrics {
             metrics.without_bridge.clone(),
         );
         // All series exist from the start, so that the first error is an increase.
-        for cause in [SyncError::Leases, SyncError::Fetch] {
+        for cause in [SyncErrorType::Leases, SyncErrorType::Fetch] {
             metrics.sync_errors.get_or_create(&cause.labels()).inc_by(0);
         }
         metrics
@@ -298,7 +299,7 @@ impl PeerMetrics {
             code: 200,
         }));
         drop(self.errors.get_or_create(&ErrorLabels {
-            r#type: PeerError::Connect.as_str(),
+            r#type: PeerErrorType::Connect.as_str(),
             group: name(),
             version: name(),
             resource: name(),
@@ -448,7 +449,7 @@ impl PeerMetrics {
         self.lock().note(series, None);
     }
 
-    pub(crate) fn error(&self, cause: PeerError, request: &RequestInfo<'_>) {
+    pub(crate) fn error(&self, cause: PeerErrorType, request: &RequestInfo<'_>) {
         let labels = ErrorLabels {
             r#type: cause.as_str(),
             group: request.group.to_owned(),
@@ -458,7 +459,7 @@ impl PeerMetrics {
         self.errors.get_or_create(&labels).inc();
     }
 
-    pub(crate) fn sync_error(&self, cause: SyncError) {
+    pub(crate) fn sync_error(&self, cause: SyncErrorType) {
         self.sync_errors.get_or_create(&cause.labels()).inc();
     }
 

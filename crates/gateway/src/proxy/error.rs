@@ -221,15 +221,15 @@ impl ProxyError {
     }
 
     /// The Status of this error, with names and addresses.
-    pub(crate) fn status(&self, bridge: &GatewayState) -> Status {
+    pub(crate) fn status(&self, state: &GatewayState) -> Status {
         match &self.kind {
             ErrorKind::Rejected(status) | ErrorKind::Unusable(status) => (**status).clone(),
-            ErrorKind::Refused(refusal) => refusal_status(refusal, bridge),
+            ErrorKind::Refused(refusal) => refusal_status(refusal, state),
             ErrorKind::Local => match &self.source {
                 Some(SendError::Client(cause)) => Status::bad_request(cause.clone()),
                 Some(error) if self.retry == Retry::Safe => error_response::retry_later(format!(
                     "{} cannot be reached: {error}",
-                    bridge.upstream_name()
+                    state.upstream_name()
                 )),
                 Some(error) => Status::bad_gateway(error.to_string()),
                 None => Status::bad_gateway("no response"),
@@ -237,7 +237,7 @@ impl ProxyError {
             ErrorKind::LocalReplaced | ErrorKind::NotServedByBackend => {
                 error_response::retry_later(format!(
                     "{} does not serve this any more; discovery of other servers is in progress",
-                    bridge.upstream_name()
+                    state.upstream_name()
                 ))
             }
             ErrorKind::NoPeer(why) | ErrorKind::NotProcessedByPeer(why) => {
@@ -252,8 +252,8 @@ impl ProxyError {
     }
 
     /// The status code of the response to the client.
-    pub(crate) fn code(&self, bridge: &GatewayState) -> StatusCode {
-        let code = StatusCode::from_u16(self.status(bridge).code);
+    pub(crate) fn code(&self, state: &GatewayState) -> StatusCode {
+        let code = StatusCode::from_u16(self.status(state).code);
         code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
@@ -275,7 +275,7 @@ impl ProxyError {
     }
 }
 
-fn refusal_status(refusal: &Refusal, bridge: &GatewayState) -> Status {
+fn refusal_status(refusal: &Refusal, state: &GatewayState) -> Status {
     match refusal {
         Refusal::NotReady => Status::unavailable(SHUTTING_DOWN),
         Refusal::Unauthorized => Status::unauthorized(),
@@ -287,21 +287,21 @@ fn refusal_status(refusal: &Refusal, bridge: &GatewayState) -> Status {
         ),
         Refusal::TooEarly(missing) => error_response::retry_later(format!(
             "the bridge of {} has just started and has not read {} yet",
-            bridge.upstream_name(),
+            state.upstream_name(),
             missing.as_str()
         )),
         Refusal::NotServed => error_response::retry_later(format!(
             "a peer sent this request to {}, which does not serve it any more",
-            bridge.upstream_name()
+            state.upstream_name()
         )),
         Refusal::PeerUnknown(identity) => {
-            error_response::retry_later(match &bridge.cluster_handle {
+            error_response::retry_later(match &state.cluster_handle {
                 Some(cluster_handle) => cluster_handle.unknown_peer(identity),
                 None => format!("not served here, and the APIs of {identity} are not known yet"),
             })
         }
         Refusal::PeerUnread(identity) => {
-            let name = match (&bridge.cluster_handle, identity.address()) {
+            let name = match (&state.cluster_handle, identity.address()) {
                 (Some(cluster_handle), None) => cluster_handle.name_of(identity),
                 // Any client may read this text: it contains no address.
                 _ => "a kube-apiserver whose identity is not known".to_owned(),

@@ -23,7 +23,7 @@ use crate::access_log::{AccessLogEntry, STATUS_CLIENT_CLOSED_REQUEST};
 use crate::authn::Caller;
 use crate::bridge_headers::{is_marked_not_processed, is_not_processed};
 use crate::cluster_state::ResyncHint;
-use crate::metrics::peers::PeerError;
+use crate::metrics::peers::PeerErrorType;
 use crate::upstream::{
     PeerConnectionIdentity, ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse,
 };
@@ -128,7 +128,7 @@ async fn try_peers(
         let names: Vec<_> = (groups.iter().flatten())
             .map(|peer| peer.name().to_string())
             .collect();
-        context.count_error(PeerError::NoAddress);
+        context.count_error(PeerErrorType::NoAddress);
         let cluster_handle = context.bridge.cluster_handle.as_ref();
         let why = match cluster_handle.and_then(|it| it.registry_problem()) {
             Some(why) => why.to_owned(),
@@ -156,7 +156,7 @@ async fn try_peers(
         reachable
     });
     if let (Some(unreachable), true) = (unreachable, order.is_empty()) {
-        context.count_error(PeerError::Connect);
+        context.count_error(PeerErrorType::Connect);
         let message = format!(
             "{} does not answer; it gets requests again after a successful poll",
             unreachable.name()
@@ -509,7 +509,7 @@ fn request_repoll(context: &RequestContext<'_>, peer: &Peer) {
     }
 }
 
-/// A copy of a read, for a retry if its response is cut off. Long-running requests are not
+/// A copy of a read, for a retry if its response is lost. Long-running requests are not
 /// retried.
 fn retry_copy(
     context: &RequestContext<'_>,
@@ -544,14 +544,14 @@ async fn buffer_short_response(
 }
 
 /// The metric label of a failed send.
-fn peer_error(error: &SendError) -> PeerError {
+fn peer_error(error: &SendError) -> PeerErrorType {
     match error {
-        SendError::Connect(_) => PeerError::Connect,
+        SendError::Connect(_) => PeerErrorType::Connect,
         SendError::NotProcessed(_) | SendError::GoAway(_) | SendError::Declined(_) => {
-            PeerError::Declined
+            PeerErrorType::Declined
         }
         SendError::ConnectionLost(_) | SendError::InvalidResponse(_) | SendError::Client(_) => {
-            PeerError::CutOff
+            PeerErrorType::ConnectionLost
         }
     }
 }

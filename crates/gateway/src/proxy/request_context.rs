@@ -31,7 +31,7 @@ use crate::client_connection::{ClientConnection, TokenLocation};
 use crate::cluster_state::ServedBy;
 use crate::config::Limits;
 use crate::error_response::Detail;
-use crate::metrics::peers::PeerError;
+use crate::metrics::peers::PeerErrorType;
 use crate::placement_rule::{Rule, RuleSet};
 use crate::routing::{self, PlacementInput, Refusal};
 use crate::state::GatewayState;
@@ -257,7 +257,7 @@ impl RequestContext<'_> {
     }
 
     /// Counts why a peer did not accept the request.
-    pub(crate) fn count_error(&self, cause: PeerError) {
+    pub(crate) fn count_error(&self, cause: PeerErrorType) {
         let metrics = self.bridge.metrics.peers();
         metrics.error(cause, &self.info);
     }

@@ -120,7 +120,7 @@ pub fn place_among_peers(
     let mut candidates = candidates(request, input, cluster, now);
     retain_enforcing(&mut candidates);
     candidates.retain(|it| it.peer.is_some());
-    if !is_harmless_to_fields(request, cluster) {
+    if !cannot_erase_fields(request, cluster) {
         candidates.retain(Candidate::is_complete);
     }
     groups(candidates)
@@ -179,7 +179,7 @@ fn retain_enforcing(candidates: &mut Vec<Candidate>) {
 /// there, and so may writes while the fields of a server are not known: then every kind counts as
 /// different, and only few are.
 fn retain_complete(request: &RequestInfo<'_>, cluster: &Cluster, candidates: &mut Vec<Candidate>) {
-    if !is_harmless_to_fields(request, cluster)
+    if !cannot_erase_fields(request, cluster)
         && candidates.first().is_some_and(Candidate::is_complete)
     {
         candidates.retain(Candidate::is_complete);
@@ -191,7 +191,7 @@ fn is_read(request: &RequestInfo<'_>) -> bool {
 }
 
 /// Whether a request is a read, or the fields of its kind are not known of a server.
-fn is_harmless_to_fields(request: &RequestInfo<'_>, cluster: &Cluster) -> bool {
+fn cannot_erase_fields(request: &RequestInfo<'_>, cluster: &Cluster) -> bool {
     is_read(request) || !cluster.fields.is_known(request.group, request.resource)
 }
 
@@ -333,7 +333,7 @@ impl<'a> Requirements<'a> {
         let lacks_fields = self.fields.is_some_and(|complete| !complete.contains(None));
         unmet.insert_if(lacks_fields, Rule::Fields);
         unmet.insert_if(
-            !self.are_enforced(cluster.local.as_deref()),
+            !self.enforces_policies(cluster.local.as_deref()),
             Rule::Admission,
         );
         unmet
@@ -350,11 +350,14 @@ impl<'a> Requirements<'a> {
         let lacks_fields = self.fields;
         let lacks_fields = lacks_fields.is_some_and(|it| !it.contains(Some(&peer.identity)));
         unmet.insert_if(lacks_fields, Rule::Fields);
-        unmet.insert_if(!self.are_enforced(peer.served.as_deref()), Rule::Admission);
+        unmet.insert_if(
+            !self.enforces_policies(peer.served.as_deref()),
+            Rule::Admission,
+        );
         unmet
     }
 
-    fn are_enforced(&self, served: Option<&ServedApis>) -> bool {
+    fn enforces_policies(&self, served: Option<&ServedApis>) -> bool {
         let mut matching = (self.policies.iter()).flat_map(|it| it.matching(self.request));
         matching.all(|kind| served.is_some_and(|served| kind.is_enforced_by(served)))
     }
@@ -391,5 +394,7 @@ fn minor(version: Version) -> (u16, u16) {
     (version.major, version.minor)
 }
 
+#[cfg(test)]
+mod properties;
 #[cfg(test)]
 pub(super) mod tests;

@@ -17,10 +17,10 @@ pub const KIND: &str = "BridgeStatus";
 /// The version of the document.
 pub const API_VERSION: &str = "skewbridge.io/v1alpha1";
 
-/// What the bridge knows.
+/// The status of the control plane and of this bridge.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Document {
+pub struct StatusDocument {
     /// [`KIND`].
     pub kind: String,
     /// [`API_VERSION`].
@@ -32,24 +32,24 @@ pub struct Document {
     /// The servers of the control plane, by identity. Those behind this bridge come first.
     pub servers: Vec<Server>,
     /// Servers that have left in the last hour.
-    pub departed: Vec<Departed>,
+    pub departed: Vec<DepartedServer>,
     /// What only some of the servers serve.
-    pub matrix: Matrix,
+    pub matrix: ApiMatrix,
     /// What happens if a server stops now.
-    pub if_stopped: Vec<IfStopped>,
+    pub if_stopped: Vec<StopImpact>,
     /// Requests that have ended.
     pub traffic: Traffic,
     /// Watches, logs and streams that are open.
     pub open: Vec<OpenRequests>,
     /// The last requests that were sent to a peer.
-    pub rerouted: Tapped,
+    pub rerouted: TappedRequests,
     /// The last requests that the bridge refused, or that no server answered.
-    pub refused: Tapped,
+    pub refused: TappedRequests,
     /// The files with certificates that this bridge uses.
     pub certificates: Vec<Certificate>,
     /// What has changed in the last hour, the newest first.
     pub timeline: Vec<Event>,
-    /// Further tables: who calls APIs that vanish (`vanishing`).
+    /// Further tables: calls to APIs that vanish (`vanishing`), by caller.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<Table>,
 }
@@ -215,8 +215,8 @@ fn is_minor_of(minor: &str, version: &str) -> bool {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReachedBy {
-    /// The host of the server that the bridge stands beside, or its identity; of a bridge that stands
-    /// beside none, its own host.
+    /// The host of the server behind the bridge, or its identity; of a bridge in front of several servers,
+    /// its own host.
     pub bridge: String,
     /// Whether it reaches the server.
     pub reached: bool,
@@ -225,7 +225,7 @@ pub struct ReachedBy {
 /// A server that has left.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Departed {
+pub struct DepartedServer {
     /// When, in RFC 3339 format.
     pub time: String,
     /// The host, or the identity.
@@ -238,11 +238,11 @@ pub struct Departed {
 /// What only some of the servers serve.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Matrix {
+pub struct ApiMatrix {
     /// The names of the servers.
     pub servers: Vec<String>,
     /// The differences.
-    pub rows: Vec<MatrixRow>,
+    pub rows: Vec<ApiMatrixRow>,
     /// The rows that do not fit.
     pub omitted: usize,
 }
@@ -250,7 +250,7 @@ pub struct Matrix {
 /// Resources of a group and version that the same servers serve.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct MatrixRow {
+pub struct ApiMatrixRow {
     /// `apps/v1`, or `v1` for the core group.
     pub group_version: String,
     /// Resources and subresources.
@@ -262,7 +262,7 @@ pub struct MatrixRow {
 /// What happens if a server stops now.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct IfStopped {
+pub struct StopImpact {
     /// The host of the server, or its identity.
     pub server: String,
     /// The APIs that no other server that answers now serves: requests for them get 503.
@@ -339,7 +339,7 @@ pub struct OpenRequests {
 /// Captured requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Tapped {
+pub struct TappedRequests {
     /// The newest first.
     pub requests: Vec<TappedRequest>,
     /// Requests since the start of the bridge that were not captured, because there were too many in a
@@ -409,7 +409,7 @@ mod tests {
     fn documents_of_other_releases_are_read() {
         let text = r#"{"kind":"BridgeStatus","bridge":{"ready":true,"mood":1},"servers":[
             {"identity":"a","state":"hibernating"},{"state":"notReady","host":"cp-1"}],"new":[]}"#;
-        let document: Document = serde_json::from_str(text).unwrap();
+        let document: StatusDocument = serde_json::from_str(text).unwrap();
         assert!(document.bridge.ready);
         let states: Vec<_> = document.servers.iter().map(|it| it.state).collect();
         assert_eq!(states, [ServerState::Unknown, ServerState::NotReady]);

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use skewbridge_discovery::Index;
 use skewbridge_peer_directory::MicroTime;
 
-use super::{Departed, Registry, Server};
+use super::{DepartedServer, Registry, Server};
 
 /// How long events are kept.
-const KEPT_FOR: Duration = Duration::from_hours(1);
+const EVENT_RETENTION: Duration = Duration::from_hours(1);
 
 /// The events that are kept.
 const MAX_EVENTS: usize = 200;
@@ -36,7 +36,7 @@ pub struct Event {
 
 /// What is compared.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Sample {
+pub(crate) struct StatusSample {
     pub(crate) servers: Vec<ServerSample>,
     pub(crate) is_ready: bool,
     pub(crate) problems: Vec<String>,
@@ -75,12 +75,12 @@ impl Tone {
 }
 
 /// What has changed between two samples.
-pub(crate) fn diff(before: &Sample, after: &Sample, at: SystemTime) -> Vec<Event> {
+pub(crate) fn diff(before: &StatusSample, after: &StatusSample, at: SystemTime) -> Vec<Event> {
     let mut changes = Changes {
         time: MicroTime::from(at).to_string(),
         events: Vec::new(),
     };
-    let find = |sample: &'_ Sample, identity: &str| {
+    let find = |sample: &'_ StatusSample, identity: &str| {
         let mut servers = sample.servers.iter();
         let found = servers.find(|it| it.server.identity == identity);
         found.cloned()
@@ -92,7 +92,7 @@ pub(crate) fn diff(before: &Sample, after: &Sample, at: SystemTime) -> Vec<Event
                 Some(&old.server),
                 "left the control plane".to_owned(),
             ),
-            Some(new) => changes.of_server(old, &new),
+            Some(new) => changes.compare_server(old, &new),
         }
     }
     for new in &after.servers {
@@ -106,7 +106,7 @@ pub(crate) fn diff(before: &Sample, after: &Sample, at: SystemTime) -> Vec<Event
             changes.add(Tone::Neutral, Some(server), text);
         }
     }
-    changes.of_bridge(before, after);
+    changes.compare_bridge(before, after);
     changes.events
 }
 
@@ -125,7 +125,7 @@ impl Changes {
         });
     }
 
-    fn of_server(&mut self, before: &ServerSample, after: &ServerSample) {
+    fn compare_server(&mut self, before: &ServerSample, after: &ServerSample) {
         let (old, new) = (&before.server, &after.server);
         if old.state != new.state {
             let why = match &new.problem {
@@ -162,14 +162,14 @@ impl Changes {
                 ("no longer serves", old.difference(&[index])),
             ] {
                 if !apis.is_empty() {
-                    let text = format!("{verb} {}", named(&apis));
+                    let text = format!("{verb} {}", summarized(&apis));
                     self.add(Tone::Neutral, Some(new), text);
                 }
             }
         }
     }
 
-    fn of_bridge(&mut self, before: &Sample, after: &Sample) {
+    fn compare_bridge(&mut self, before: &StatusSample, after: &StatusSample) {
         if before.is_draining != after.is_draining {
             self.add(Tone::Bad, None, "the bridge is shutting down".to_owned());
         } else if before.is_ready != after.is_ready {
@@ -203,7 +203,7 @@ impl Changes {
 }
 
 /// The number of these APIs and the first of them.
-fn named(apis: &[String]) -> String {
+fn summarized(apis: &[String]) -> String {
     let first = apis.iter().take(MAX_NAMED_APIS).map(String::as_str);
     let first: Vec<_> = first.collect();
     let more = match apis.len().saturating_sub(MAX_NAMED_APIS) {
@@ -217,16 +217,19 @@ fn named(apis: &[String]) -> String {
 /// The events of the last hour.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
-    last: Option<Sample>,
+    last: Option<StatusSample>,
     /// The newest first.
     events: VecDeque<(SystemTime, Event)>,
-    departed: VecDeque<(SystemTime, String, Departed)>,
+    departed: VecDeque<(SystemTime, String, DepartedServer)>,
 }
 
 impl Timeline {
     /// Compares a sample with the last one. Returns whether there are new events.
-    pub(crate) fn record(&mut self, sample: Sample, at: SystemTime) -> bool {
-        let is_old = |since: SystemTime| at.duration_since(since).is_ok_and(|it| it > KEPT_FOR);
+    pub(crate) fn record(&mut self, sample: StatusSample, at: SystemTime) -> bool {
+        let is_old = |since: SystemTime| {
+            at.duration_since(since)
+                .is_ok_and(|it| it > EVENT_RETENTION)
+        };
         while self.events.back().is_some_and(|(since, _)| is_old(*since)) {
             self.events.pop_back();
         }
@@ -247,7 +250,7 @@ impl Timeline {
         self.departed.retain(|(_, identity, _)| !is_known(identity));
         for old in before.servers.iter().map(|it| &it.server) {
             if !is_known(&old.identity) {
-                let departed = Departed {
+                let departed = DepartedServer {
                     time: MicroTime::from(at).to_string(),
                     name: old.name().to_owned(),
                     version: old.version.clone(),
@@ -257,12 +260,12 @@ impl Timeline {
                 self.departed.truncate(MAX_EVENTS);
             }
         }
-        let has_news = !events.is_empty();
+        let has_new_events = !events.is_empty();
         for event in events {
             self.events.push_front((at, event));
         }
         self.events.truncate(MAX_EVENTS);
-        has_news
+        has_new_events
     }
 
     /// The newest first.
@@ -271,7 +274,7 @@ impl Timeline {
     }
 
     /// Servers that have left and not returned, the newest first.
-    pub(crate) fn departed(&self) -> Vec<Departed> {
+    pub(crate) fn departed(&self) -> Vec<DepartedServer> {
         self.departed.iter().map(|(.., it)| it.clone()).collect()
     }
 }
@@ -296,8 +299,8 @@ mod tests {
         }
     }
 
-    fn sample() -> Sample {
-        Sample {
+    fn sample() -> StatusSample {
+        StatusSample {
             servers: vec![server("cp-1"), server("cp-2")],
             is_ready: true,
             registry: Some(Registry {
@@ -309,7 +312,7 @@ mod tests {
                 "--tls-cert-file".to_owned(),
                 "2027-01-02T00:00:00Z".to_owned(),
             )],
-            ..Sample::default()
+            ..StatusSample::default()
         }
     }
 
@@ -326,7 +329,7 @@ mod tests {
 
     #[test]
     fn each_change_is_one_event() {
-        type Change = fn(&mut Sample);
+        type Change = fn(&mut StatusSample);
         type Expected = &'static [(&'static str, &'static str, &'static str)];
         let table: [(Change, Expected); 12] = [
             (|_| {}, &[]),

@@ -206,7 +206,7 @@ mod tests {
     type Apis<'a> = &'a [(&'a str, bool)];
 
     #[test]
-    fn an_api_that_is_turned_off_is_watched_unless_a_flag_had_turned_it_on() {
+    fn an_api_that_a_later_release_turns_off_is_watched_unless_it_was_enabled_by_a_flag() {
         let release = |apis: Apis<'_>| {
             let mut json = serde_json::json!({"version": "1.0.0", "fields": {}, "apis": []});
             let lines = apis.iter().map(|(resource, by_default)| {

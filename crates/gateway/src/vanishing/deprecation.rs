@@ -4,7 +4,7 @@ use http::header::WARNING;
 use http::{HeaderMap, HeaderValue};
 use skewbridge_released_apis::Minor;
 
-/// What a server says of a deprecated API.
+/// The deprecation of an API, as a server reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Deprecation {
     /// The first minor version that does not serve it.
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deprecations_are_told_apart_from_other_warnings() {
+    fn deprecations_are_distinguished_from_other_warnings() {
         const FLOWS: (&str, &str) = ("flowcontrol.apiserver.k8s.io", "v1beta3");
         const CORE: (&str, &str) = ("", "v1");
         const CUSTOM: (&str, &str) = ("example.com", "v1alpha1");

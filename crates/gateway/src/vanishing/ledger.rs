@@ -1,4 +1,4 @@
-//! The ledger: who calls APIs that the next minor version does not serve.
+//! The ledger: calls to APIs that the next minor version does not serve, by caller.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
@@ -9,9 +9,9 @@ use skewbridge_released_apis::Minor;
 use tokio::sync::mpsc;
 
 use super::apis::{Releases, WatchedApis};
-use super::report::{Call, Report, Tally};
-use super::sender::{Sender, User};
-use super::table::{Added, CallerKey, Table, WatchedCall};
+use super::caller_identity::{CallerIdentity, CallerUser};
+use super::report::{Call, CallStats, Report};
+use super::table::{AddResult, CallerKey, Table, WatchedCall};
 use super::token_users::{TokenUser, TokenUsers, UnreviewedCall};
 use crate::metrics::Metrics;
 
@@ -31,7 +31,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// An empty ledger, and the calls whose users another task finds out.
+    /// An empty ledger, and the queue of calls whose tokens have to be reviewed.
     pub(crate) fn new(
         watch_target: Option<Minor>,
         metrics: &Metrics,
@@ -56,37 +56,37 @@ impl Ledger {
     }
 
     /// Replaces the APIs whose calls are counted.
-    pub(crate) fn watch(&self, apis: WatchedApis) {
+    pub(crate) fn set_watched_apis(&self, apis: WatchedApis) {
         self.watched.store(Arc::new(apis));
     }
 
-    pub(super) fn watched(&self) -> impl std::ops::Deref<Target = Arc<WatchedApis>> {
+    pub(super) fn watched_apis(&self) -> impl std::ops::Deref<Target = Arc<WatchedApis>> {
         self.watched.load()
     }
 
     /// Counts a call.
-    pub(super) fn note(&self, sender: Sender, call: WatchedCall) {
+    pub(super) fn record(&self, caller: CallerIdentity, call: WatchedCall) {
         self.metrics
             .vanishing()
             .called(&call.api, call.reason.as_str());
-        let Sender {
+        let CallerIdentity {
             user,
             impersonated_user,
             user_agent,
-        } = sender;
+        } = caller;
         let key = |user: String| CallerKey {
             user,
             impersonated_user: impersonated_user.clone(),
             user_agent: user_agent.clone(),
         };
         let token = match user {
-            User::Named(user) => return self.count(key(user), call),
-            User::Unknown => return self.count(key(UNREVIEWED_USER.to_owned()), call),
-            User::Token(token) => token,
+            CallerUser::Named(user) => return self.count(key(user), call),
+            CallerUser::Unknown => return self.count(key(UNREVIEWED_USER.to_owned()), call),
+            CallerUser::Token(token) => token,
         };
         let digest = TokenUsers::digest(token.expose());
         if let Some(user) = self.token_users.get(&digest, Instant::now()) {
-            return self.count(key(named(user)), call);
+            return self.count(key(user_name(user)), call);
         }
         let unreviewed = Box::new(UnreviewedCall {
             token,
@@ -96,24 +96,24 @@ impl Ledger {
             call,
         });
         if let Err(call) = self.token_users.review(unreviewed) {
-            self.count_reviewed(*call, TokenUser::NotKnown);
+            self.count_reviewed(*call, TokenUser::Unknown);
         }
     }
 
-    /// What an earlier review has found out of the token of a call.
-    pub(crate) fn known_user(&self, call: &UnreviewedCall) -> Option<TokenUser> {
+    /// The user of the token of a call, by an earlier review.
+    pub(crate) fn cached_user(&self, call: &UnreviewedCall) -> Option<TokenUser> {
         self.token_users.get(&call.digest, Instant::now())
     }
 
     /// Stores the result of a review for further calls.
-    pub(crate) fn reviewed(&self, call: &UnreviewedCall, user: TokenUser) {
+    pub(crate) fn cache_user(&self, call: &UnreviewedCall, user: TokenUser) {
         self.token_users.put(call.digest, user, Instant::now());
     }
 
     /// Counts a call after the review of its token.
     pub(crate) fn count_reviewed(&self, call: UnreviewedCall, user: TokenUser) {
         let caller = CallerKey {
-            user: named(user),
+            user: user_name(user),
             impersonated_user: call.impersonated_user,
             user_agent: call.user_agent,
         };
@@ -127,7 +127,7 @@ impl Ledger {
         let callers = table.callers();
         drop(table);
         self.metrics.vanishing().callers(callers);
-        if added == Added::Other {
+        if added == AddResult::Overflow {
             self.metrics.vanishing().overflowed();
         }
     }
@@ -143,7 +143,7 @@ impl Ledger {
             (table.calls(), table.other())
         };
         calls.sort_by(|a, b| a.key().cmp(&b.key()));
-        self.report_of(calls, other)
+        self.make_report(calls, other)
     }
 
     /// The most severe calls, and how many entries are left out.
@@ -153,10 +153,10 @@ impl Ledger {
             (table.most_severe(max), table.entries(), table.other())
         };
         let left_out = entries - calls.len();
-        (self.report_of(calls, other), left_out)
+        (self.make_report(calls, other), left_out)
     }
 
-    fn report_of(&self, calls: Vec<Call>, other: Option<Tally>) -> Report {
+    fn make_report(&self, calls: Vec<Call>, other: Option<CallStats>) -> Report {
         let watched = self.watched.load();
         Report {
             since: self.since,
@@ -169,10 +169,10 @@ impl Ledger {
     }
 }
 
-fn named(user: TokenUser) -> String {
+fn user_name(user: TokenUser) -> String {
     match user {
         TokenUser::Named(name) => name,
-        TokenUser::NotKnown => UNREVIEWED_USER.to_owned(),
+        TokenUser::Unknown => UNREVIEWED_USER.to_owned(),
     }
 }
 
@@ -191,8 +191,8 @@ mod tests {
         let metrics = Metrics::new();
         let (ledger, _unreviewed) = Ledger::new(None, &metrics);
         for number in 0..LIMIT + 50 {
-            let sender = Sender {
-                user: User::Named("alice".to_owned()),
+            let caller = CallerIdentity {
+                user: CallerUser::Named("alice".to_owned()),
                 impersonated_user: None,
                 user_agent: number.to_string(),
             };
@@ -208,7 +208,7 @@ mod tests {
                 unavailable_in: None,
                 replacement: None,
             };
-            ledger.note(sender, call);
+            ledger.record(caller, call);
         }
         let report = ledger.report();
         assert_eq!(report.calls.len(), LIMIT);

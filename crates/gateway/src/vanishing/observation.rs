@@ -1,4 +1,4 @@
-//! What is read of a request and its response for the ledger.
+//! Counts a request in the ledger, by its head and its response.
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
@@ -8,9 +8,9 @@ use skewbridge_k8s_api::secret::SecretString;
 use skewbridge_released_apis::ApiName;
 
 use super::apis::Reason;
+use super::caller_identity::{CallerIdentity, CallerUser};
 use super::deprecation;
 use super::ledger::Ledger;
-use super::sender::{Sender, User};
 use super::table::WatchedCall;
 use crate::access_log::sanitized;
 use crate::authn::{Caller, bearer_token};
@@ -46,8 +46,8 @@ impl Observation {
         })
     }
 
-    /// Counts the request if its API vanishes. The response is that of a server.
-    pub(crate) fn note<B>(
+    /// Counts the request if its API is watched or deprecated. The response is that of a server.
+    pub(crate) fn record<B>(
         self,
         ledger: &Ledger,
         info: &RequestInfo<'_>,
@@ -59,33 +59,33 @@ impl Observation {
             return;
         }
         if let Some(call) = watched_call(ledger, info, response.headers()) {
-            ledger.note(self.sender(caller, user_agent, response.status()), call);
+            ledger.record(self.identity(caller, user_agent, response.status()), call);
         }
     }
 
-    fn sender(
+    fn identity(
         self,
         caller: &Caller,
         user_agent: Option<&HeaderValue>,
         status: StatusCode,
-    ) -> Sender {
+    ) -> CallerIdentity {
         let (user, agent) = match caller {
             Caller::Bearer => {
                 let token = self.authorization.as_ref().and_then(bearer_token);
-                let token = token.map(|it| User::Token(SecretString::new(it)));
-                (token.unwrap_or(User::Unknown), None)
+                let token = token.map(|it| CallerUser::Token(SecretString::new(it)));
+                (token.unwrap_or(CallerUser::Unknown), None)
             }
             Caller::Anonymous | Caller::Unauthorized => (
-                User::Named(ANONYMOUS_USER.to_owned()),
+                CallerUser::Named(ANONYMOUS_USER.to_owned()),
                 Some(ANY_USER_AGENT.to_owned()),
             ),
             Caller::Asserted(_) | Caller::Certificate(_) | Caller::Signed(_) => {
-                (User::Named(sanitized(caller.name())), None)
+                (CallerUser::Named(sanitized(caller.name())), None)
             }
         };
         let impersonated_user = self.impersonated_user.as_ref();
         let impersonated_user = impersonated_user.filter(|_| proves_impersonation(status));
-        Sender {
+        CallerIdentity {
             user,
             impersonated_user: impersonated_user.map(text),
             user_agent: agent.unwrap_or_else(|| user_agent.map(text).unwrap_or_default()),
@@ -113,7 +113,7 @@ fn watched_call(
     if info.kind != Kind::Resource {
         return None;
     }
-    let watched = ledger.watched();
+    let watched = ledger.watched_apis();
     let removed = watched.find(info.group, info.version, info.resource);
     let deprecation = deprecation::find(headers, info.group, info.version);
     let (reason, unavailable_in) = match (removed, &deprecation) {

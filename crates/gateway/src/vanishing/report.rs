@@ -26,7 +26,7 @@ pub struct Report {
     pub calls: Vec<Call>,
     /// Calls of further callers, beyond the limit of the ledger.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub other: Option<Tally>,
+    pub other: Option<CallStats>,
 }
 
 /// The calls of one caller to one API.
@@ -58,7 +58,7 @@ pub struct Call {
     pub replacement: Option<String>,
     /// How many calls there were, and when.
     #[serde(flatten)]
-    pub tally: Tally,
+    pub stats: CallStats,
 }
 
 impl Call {
@@ -73,7 +73,7 @@ impl Call {
 /// How many calls there were, and when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Tally {
+pub struct CallStats {
     /// The number of calls.
     pub count: u64,
     /// The time of the first one.
@@ -84,7 +84,7 @@ pub struct Tally {
     pub last_seen: Time,
 }
 
-impl Tally {
+impl CallStats {
     /// One call.
     pub fn one(at: Time) -> Self {
         Self {
@@ -157,16 +157,16 @@ mod tests {
     }
 
     #[test]
-    fn tallies_add_up() {
+    fn stats_add_up() {
         let at = |second| Time::from_unix(second);
-        let mut tally = Tally::one(at(5));
-        tally.add(Tally::one(at(3)));
-        tally.add(Tally::one(at(9)));
-        let expected = Tally {
+        let mut stats = CallStats::one(at(5));
+        stats.add(CallStats::one(at(3)));
+        stats.add(CallStats::one(at(9)));
+        let expected = CallStats {
             count: 3,
             first_seen: at(3),
             last_seen: at(9),
         };
-        assert_eq!(tally, expected);
+        assert_eq!(stats, expected);
     }
 }

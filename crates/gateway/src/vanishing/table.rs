@@ -7,7 +7,7 @@ use skewbridge_k8s_api::time::Time;
 use skewbridge_released_apis::{ApiName, Minor};
 
 use super::apis::Reason;
-use super::report::{Call, Tally};
+use super::report::{Call, CallStats};
 
 /// The maximum number of callers: pairs of user and user agent. In a cluster of this size every
 /// kubelet could be one. A caller takes 200 to 2,400 bytes.
@@ -16,7 +16,7 @@ const MAX_CALLERS: usize = 10_000;
 /// The maximum number of entries: a caller may use several APIs and verbs. An entry takes 200 bytes.
 const MAX_ENTRIES: usize = 40_000;
 
-/// Who sends a call.
+/// The caller that an entry counts for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct CallerKey {
     pub(super) user: String,
@@ -36,64 +36,64 @@ pub(crate) struct WatchedCall {
 
 /// Whether a caller got an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Added {
+pub(super) enum AddResult {
     Entry,
     /// The table is full: the call is counted together with those of other callers.
-    Other,
+    Overflow,
 }
 
 #[derive(Debug)]
 struct Entry {
     call: WatchedCall,
-    tally: Tally,
+    stats: CallStats,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
     callers: HashMap<CallerKey, Vec<Entry>>,
     entries: usize,
-    other: Option<Tally>,
+    other: Option<CallStats>,
 }
 
 impl Table {
     /// Counts a call. Callers that have an entry keep it, so that a flood of new ones does not
     /// displace those that are known.
-    pub(super) fn add(&mut self, caller: CallerKey, call: WatchedCall, at: Time) -> Added {
+    pub(super) fn add(&mut self, caller: CallerKey, call: WatchedCall, at: Time) -> AddResult {
         let is_full = self.callers.len() >= MAX_CALLERS;
         let has_room = self.entries < MAX_ENTRIES;
         if let Some(entries) = self.callers.get_mut(&caller) {
             let mut same = entries.iter_mut();
             let same = same.find(|it| it.call.api == call.api && it.call.verb == call.verb);
             if let Some(entry) = same {
-                entry.tally.add(Tally::one(at));
+                entry.stats.add(CallStats::one(at));
                 // After an upgrade the reason may be another one.
                 entry.call = call;
-                return Added::Entry;
+                return AddResult::Entry;
             }
             if has_room {
-                let tally = Tally::one(at);
-                entries.push(Entry { call, tally });
+                let stats = CallStats::one(at);
+                entries.push(Entry { call, stats });
                 self.entries += 1;
-                return Added::Entry;
+                return AddResult::Entry;
             }
         } else if has_room && !is_full {
-            let tally = Tally::one(at);
-            self.callers.insert(caller, vec![Entry { call, tally }]);
+            let stats = CallStats::one(at);
+            self.callers.insert(caller, vec![Entry { call, stats }]);
             self.entries += 1;
-            return Added::Entry;
+            return AddResult::Entry;
         }
         match &mut self.other {
-            Some(other) => other.add(Tally::one(at)),
-            None => self.other = Some(Tally::one(at)),
+            Some(other) => other.add(CallStats::one(at)),
+            None => self.other = Some(CallStats::one(at)),
         }
-        Added::Other
+        AddResult::Overflow
     }
 
     pub(super) fn callers(&self) -> usize {
         self.callers.len()
     }
 
-    pub(super) fn other(&self) -> Option<Tally> {
+    pub(super) fn other(&self) -> Option<CallStats> {
         self.other
     }
 
@@ -103,35 +103,35 @@ impl Table {
 
     /// All calls, in no order.
     pub(super) fn calls(&self) -> Vec<Call> {
-        self.references().map(described).collect()
+        self.caller_entries().map(to_call).collect()
     }
 
     /// The most severe calls, and of those the most frequent. Only these are copied.
     pub(super) fn most_severe(&self, max: usize) -> Vec<Call> {
-        let mut all: Vec<_> = self.references().collect();
+        let mut all: Vec<_> = self.caller_entries().collect();
         if all.len() > max {
             all.select_nth_unstable_by(max, |a, b| severity(*a).cmp(&severity(*b)));
             all.truncate(max);
         }
         all.sort_unstable_by(|a, b| severity(*a).cmp(&severity(*b)));
-        all.into_iter().map(described).collect()
+        all.into_iter().map(to_call).collect()
     }
 
-    fn references(&self) -> impl Iterator<Item = (&CallerKey, &Entry)> {
+    fn caller_entries(&self) -> impl Iterator<Item = (&CallerKey, &Entry)> {
         let callers = self.callers.iter();
         callers.flat_map(|(caller, entries)| entries.iter().map(move |entry| (caller, entry)))
     }
 }
 
-/// The order of severity, the worst first; no two entries are equal.
+/// The order of severity, the most severe first; no two entries are equal.
 fn severity<'a>((caller, entry): (&'a CallerKey, &'a Entry)) -> impl Ord + 'a {
-    let Entry { call, tally } = entry;
-    let rank = (call.reason, Reverse(tally.count), Reverse(tally.last_seen));
+    let Entry { call, stats } = entry;
+    let rank = (call.reason, Reverse(stats.count), Reverse(stats.last_seen));
     let api = (&call.api.group, &call.api.version, &call.api.resource);
     (rank, api, caller, call.verb)
 }
 
-fn described((caller, Entry { call, tally }): (&CallerKey, &Entry)) -> Call {
+fn to_call((caller, Entry { call, stats }): (&CallerKey, &Entry)) -> Call {
     Call {
         user: caller.user.clone(),
         impersonated_user: caller.impersonated_user.clone(),
@@ -143,7 +143,7 @@ fn described((caller, Entry { call, tally }): (&CallerKey, &Entry)) -> Call {
         reason: call.reason,
         unavailable_in: call.unavailable_in,
         replacement: call.replacement.clone(),
-        tally: *tally,
+        stats: *stats,
     }
 }
 
@@ -190,12 +190,12 @@ mod tests {
             ("a", "x", "r", "list"),
         ] {
             let added = table.add(caller(user, agent), call(resource, verb), at(1));
-            assert_eq!(added, Added::Entry);
+            assert_eq!(added, AddResult::Entry);
         }
         let mut counts: Vec<_> = (table.calls().iter())
             .map(|it| {
                 let name = format!("{} {} {} {}", it.user, it.user_agent, it.resource, it.verb);
-                (name, it.tally.count)
+                (name, it.stats.count)
             })
             .collect();
         counts.sort();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_impersonated_user_is_a_caller_of_its_own() {
+    fn an_impersonated_user_is_counted_as_another_caller() {
         let mut table = Table::default();
         for impersonated in [None, Some("bob"), Some("carol"), Some("bob")] {
             let key = CallerKey {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_reason_is_shown() {
+    fn the_latest_reason_is_reported() {
         let mut table = Table::default();
         let deprecated = WatchedCall {
             reason: Reason::Deprecated,
@@ -239,7 +239,7 @@ mod tests {
         let calls = table.calls();
         assert_eq!((calls.len(), calls[0].reason), (1, Reason::Removed));
         assert_eq!(
-            (calls[0].tally.first_seen, calls[0].tally.last_seen),
+            (calls[0].stats.first_seen, calls[0].stats.last_seen),
             (at(1), at(2))
         );
     }
@@ -282,25 +282,25 @@ mod tests {
         let mut table = Table::default();
         for number in 0..MAX_CALLERS {
             let added = table.add(caller("a", &number.to_string()), call("r", "list"), at(1));
-            assert_eq!(added, Added::Entry, "{number}");
+            assert_eq!(added, AddResult::Entry, "{number}");
         }
         for number in 0..100 {
             let added = table.add(caller("b", &number.to_string()), call("r", "list"), at(2));
-            assert_eq!(added, Added::Other, "{number}");
+            assert_eq!(added, AddResult::Overflow, "{number}");
         }
         // Callers that are known are still counted by name, also with another verb.
         assert_eq!(
             table.add(caller("a", "7"), call("r", "list"), at(3)),
-            Added::Entry
+            AddResult::Entry
         );
         assert_eq!(
             table.add(caller("a", "7"), call("r", "get"), at(3)),
-            Added::Entry
+            AddResult::Entry
         );
         assert_eq!(table.callers(), MAX_CALLERS);
         let other = table.other().unwrap();
         assert_eq!((other.count, other.first_seen), (100, at(2)));
-        let listed: u64 = table.calls().iter().map(|it| it.tally.count).sum();
+        let listed: u64 = table.calls().iter().map(|it| it.stats.count).sum();
         assert_eq!(listed, MAX_CALLERS as u64 + 2);
     }
 
@@ -312,12 +312,12 @@ mod tests {
             let user = (number / RESOURCES).to_string();
             let resource = (number % RESOURCES).to_string();
             let added = table.add(caller(&user, "x"), call(&resource, "get"), at(1));
-            assert_eq!(added, Added::Entry, "{number}");
+            assert_eq!(added, AddResult::Entry, "{number}");
         }
         for (user, resource, expected) in [
-            ("0", "7", Added::Entry),
-            ("0", "new", Added::Other),
-            ("new", "7", Added::Other),
+            ("0", "7", AddResult::Entry),
+            ("0", "new", AddResult::Overflow),
+            ("new", "7", AddResult::Overflow),
         ] {
             let added = table.add(caller(user, "x"), call(resource, "get"), at(1));
             assert_eq!(added, expected, "{user} {resource}");

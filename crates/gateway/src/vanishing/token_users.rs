@@ -61,7 +61,7 @@ pub(crate) struct UnreviewedCall {
 pub(crate) enum TokenUser {
     Named(String),
     /// The review has failed, or kube-apiserver does not accept the token any more.
-    NotKnown,
+    Unknown,
 }
 
 /// The users of recently reviewed tokens.
@@ -77,7 +77,7 @@ impl Users {
         let (user, at) = self.by_token.get(token)?;
         let ttl = match user {
             TokenUser::Named(_) => USER_TTL,
-            TokenUser::NotKnown => FAILURE_TTL,
+            TokenUser::Unknown => FAILURE_TTL,
         };
         (now.saturating_duration_since(*at) < ttl).then(|| user.clone())
     }
@@ -125,7 +125,8 @@ impl TokenUsers {
         TokenDigest::of(token)
     }
 
-    /// Has a token reviewed; returns the call if that is not possible now.
+    /// Queues a call for the review of its token. Returns the call if the queue is full or the token is
+    /// too long.
     pub(super) fn review(&self, call: Box<UnreviewedCall>) -> Result<(), Box<UnreviewedCall>> {
         if call.token.expose().len() > MAX_TOKEN_BYTES {
             return Err(call);
@@ -146,13 +147,13 @@ mod tests {
         let (a, b) = (TokenDigest::of("a"), TokenDigest::of("b"));
         let alice = TokenUser::Named("alice".to_owned());
         users.put(a, alice.clone(), now);
-        users.put(b, TokenUser::NotKnown, now);
+        users.put(b, TokenUser::Unknown, now);
         let shortly_before = |ttl: Duration| ttl.saturating_sub(Duration::from_secs(1));
         for (token, after, expected) in [
             (a, Duration::ZERO, Some(alice.clone())),
             (a, shortly_before(USER_TTL), Some(alice)),
             (a, USER_TTL, None),
-            (b, shortly_before(FAILURE_TTL), Some(TokenUser::NotKnown)),
+            (b, shortly_before(FAILURE_TTL), Some(TokenUser::Unknown)),
             (b, FAILURE_TTL, None),
             (TokenDigest::of("c"), Duration::ZERO, None),
         ] {
@@ -165,8 +166,8 @@ mod tests {
         let (mut users, now) = (Users::default(), Instant::now());
         for number in 0..=MAX_USERS {
             let token = TokenDigest::of(&number.to_string());
-            users.put(token, TokenUser::NotKnown, now);
-            users.put(token, TokenUser::NotKnown, now);
+            users.put(token, TokenUser::Unknown, now);
+            users.put(token, TokenUser::Unknown, now);
         }
         assert_eq!(
             (users.by_token.len(), users.order.len()),

@@ -28,6 +28,7 @@ mod identities;
 mod limits;
 mod local_health;
 mod merged_discovery;
+mod metrics;
 mod peer_admin;
 mod peer_discovery;
 mod peer_faults;
@@ -52,6 +53,7 @@ mod spoofing;
 mod status;
 mod stream_ends;
 mod stream_pings;
+mod stream_timeouts;
 #[path = "../support/mod.rs"]
 mod support;
 mod tls;

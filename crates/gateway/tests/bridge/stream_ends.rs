@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::{TEST_TIMEOUT, eventually};
-use skewbridge_websocket::{Close, CloseCode, Control, Event};
+use skewbridge_websocket::{Close, CloseCode, Control};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
@@ -14,7 +14,7 @@ use crate::support::pki::PkiFixture;
 use crate::support::spdy_upstream::{
     ClientMessage, EXEC, FORWARD, Node, RecordingIo, SUCCESS, SpdyUpstream,
     VERSION_WITH_TRANSLATION, VERSION_WITHOUT_TRANSLATION, WebSocket, always_translate, has_metric,
-    metrics, start_bridge, text, upgrade_request,
+    metrics, start_bridge, text, upgrade_request, wait_for_stream_result,
 };
 
 #[tokio::test]
@@ -272,121 +272,6 @@ async fn a_protocol_violation_of_the_client_closes_the_stream_with_its_reason() 
     wait_for_stream_result(&bridge, "exec", "client_error").await;
 }
 
-#[tokio::test]
-async fn an_unresponsive_node_is_detected() {
-    let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
-    let bridge = start_bridge(&pki, &cluster, |config| {
-        config.streams.ping_interval = Duration::from_millis(400);
-    })
-    .await;
-    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    // The connection stays open and is never read.
-    let _unresponsive = cluster.next_connection().await;
-    let transcript = timeout(Duration::from_secs(15), client.read_to_end())
-        .await
-        .unwrap();
-    assert!(
-        transcript.error.contains("connection was lost"),
-        "{transcript:?}"
-    );
-    assert_eq!(transcript.code, Some(1011));
-}
-
-#[tokio::test]
-async fn a_client_that_answers_no_pings_is_disconnected() {
-    let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
-    let bridge = start_bridge(&pki, &cluster, |config| {
-        config.streams.ping_interval = Duration::from_millis(100);
-    })
-    .await;
-    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    client.answers_pings = false;
-    let mut node = cluster.next_command(4).await;
-    let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
-    let read = timeout(Duration::from_secs(15), stdin.read())
-        .await
-        .unwrap();
-    assert!(read.is_err(), "{read:?}");
-}
-
-#[tokio::test]
-async fn an_idle_stream_is_closed_with_the_reason() {
-    let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
-    let bridge = start_bridge(&pki, &cluster, |config| {
-        config.streams.idle_timeout = Duration::from_millis(500);
-        config.streams.ping_interval = Duration::from_millis(100);
-    })
-    .await;
-    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let _node = cluster.next_command(4).await;
-    let transcript = timeout(Duration::from_secs(15), client.read_to_end())
-        .await
-        .unwrap();
-    assert!(
-        transcript
-            .error
-            .contains("--streaming-connection-idle-timeout"),
-        "{transcript:?}"
-    );
-    assert_eq!(transcript.code, Some(1001));
-    drop(client);
-    wait_for_stream_result(&bridge, "exec", "idle").await;
-}
-
-#[tokio::test]
-async fn pings_inside_a_port_forward_do_not_reset_its_idle_timeout() {
-    const PING: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
-    let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
-    let bridge = start_bridge(&pki, &cluster, |config| {
-        config.streams.idle_timeout = Duration::from_millis(500);
-        config.streams.ping_interval = Duration::from_millis(100);
-    })
-    .await;
-    let mut http = pki.client().http1(bridge.address()).await.unwrap();
-    http.send(upgrade_request(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
-        .await
-        .unwrap();
-    assert_eq!(http.read_head().await.unwrap().status, 101);
-    let mut client = WebSocket::accept(http.into_connection(), Protocol::V5);
-    let mut server_io = cluster.next_connection().await;
-    // kubectl pings and the node answers.
-    client.binary(PING).await;
-    let answering = tokio::spawn(async move {
-        let mut ping = [0; PING.len()];
-        while server_io.read_exact(&mut ping).await.is_ok() {
-            // Limits the rate of the pings; nothing is waited for.
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            if server_io.write_all(&ping).await.is_err() || server_io.flush().await.is_err() {
-                break;
-            }
-        }
-    });
-    let mut answers = 0;
-    let code = timeout(TEST_TIMEOUT, async {
-        loop {
-            match client.event().await.unwrap() {
-                Event::Chunk(piece) => {
-                    answers += piece.bytes.len();
-                    client.binary(PING).await;
-                }
-                Event::Control(Control::Close(Some(close))) => break close.code().number(),
-                Event::Control(_) => {}
-            }
-        }
-    })
-    .await
-    .expect("ended");
-    assert_eq!(code, 1001);
-    assert!(answers >= PING.len());
-    drop(client);
-    answering.abort();
-    wait_for_stream_result(&bridge, "portforward", "idle").await;
-}
-
 /// Bytes of exec streams that the bridge has forwarded to clients.
 async fn down_bytes(bridge: &skewbridge_gateway::Handle) -> usize {
     let text = metrics(bridge).await;
@@ -407,21 +292,6 @@ async fn wait_until_stable(counter: impl AsyncFn() -> usize) -> usize {
     })
     .await;
     last.0
-}
-
-/// Waits until the metrics count one stream with this result.
-async fn wait_for_stream_result(bridge: &skewbridge_gateway::Handle, kind: &str, result: &str) {
-    let deprecated = match result {
-        "disconnected" => "cut_off",
-        result => result,
-    };
-    let line = format!(
-        r#"skewbridge_streams_total{{kind="{kind}",client="websocket",upstream="spdy",outcome="{deprecated}",result="{result}"}} 1"#
-    );
-    eventually(&line, TEST_TIMEOUT, async || {
-        has_metric(bridge, &line).await
-    })
-    .await;
 }
 
 #[tokio::test]

@@ -246,7 +246,10 @@ async fn the_status_page_names_the_worst_callers() {
     let table = table().await;
     assert_eq!(table["id"], "vanishing");
     let caption = table["caption"].as_str().unwrap();
-    assert!(caption.contains("The worst 25 of 27."), "{caption}");
+    assert!(
+        caption.contains("25 of 27 entries are listed, the most severe first."),
+        "{caption}"
+    );
     let worst = json!([
         "storage.k8s.io/v1beta1 volumeattributesclasses",
         "not served by 1.37",
@@ -365,7 +368,7 @@ async fn the_user_of_a_token_is_the_one_that_kube_apiserver_reports() {
 }
 
 #[tokio::test]
-async fn anonymous_callers_are_one_caller_and_rejected_credentials_are_none() {
+async fn anonymous_callers_are_counted_together_and_rejected_credentials_are_not_counted() {
     let fixture = fixture().await;
     let client = fixture.pki.client();
     for agent in ["a", "b", "c"] {

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
+use skewbridge_gateway::Handle;
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -51,6 +53,19 @@ pub(crate) async fn request(
         head: head.to_owned(),
         body: body.to_owned(),
     }
+}
+
+/// Waits until `/readyz` of the admin port is 200.
+pub(crate) async fn wait_until_ready(bridge: &Handle) {
+    wait_for_status(bridge, "/readyz", 200).await;
+}
+
+/// Waits until the admin port answers a path with this status.
+pub(crate) async fn wait_for_status(bridge: &Handle, path: &str, status: u16) {
+    eventually(&format!("{path} is {status}"), TEST_TIMEOUT, async || {
+        get(bridge.admin_address(), path).await.status == status
+    })
+    .await;
 }
 
 /// Reads `/metrics` of a bridge.

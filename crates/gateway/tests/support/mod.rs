@@ -12,6 +12,7 @@ pub(crate) mod limited_clients;
 pub(crate) mod log_capture;
 pub(crate) mod pki;
 pub(crate) mod protocols;
+pub(crate) mod ready_upstream;
 pub(crate) mod reloaded_files;
 pub(crate) mod scripted_upstream;
 pub(crate) mod secure_admin_port;

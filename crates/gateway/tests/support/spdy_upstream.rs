@@ -66,6 +66,25 @@ pub(crate) async fn has_metric(bridge: &skewbridge_gateway::Handle, line: &str) 
     metrics(bridge).await.lines().any(|it| it == line)
 }
 
+/// Waits until the metrics count one stream with this result.
+pub(crate) async fn wait_for_stream_result(
+    bridge: &skewbridge_gateway::Handle,
+    kind: &str,
+    result: &str,
+) {
+    let deprecated = match result {
+        "disconnected" => "cut_off",
+        result => result,
+    };
+    let line = format!(
+        r#"skewbridge_streams_total{{kind="{kind}",client="websocket",upstream="spdy",outcome="{deprecated}",result="{result}"}} 1"#
+    );
+    eventually(&line, TEST_TIMEOUT, async || {
+        has_metric(bridge, &line).await
+    })
+    .await;
+}
+
 pub(crate) const WEBSOCKET_KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 pub(crate) const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
 

@@ -1,44 +1,32 @@
 //! HTTP/1.1 client connection: one request at a time, driven by the task of the client's request.
 
+mod request_sender;
+mod response_reader;
+
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::BytesMut;
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONTENT_LENGTH, UPGRADE};
 use http::request::Parts;
-use http::{HeaderValue, Method, Response, StatusCode};
+use http::{Response, StatusCode};
 use skewbridge_k8s_api::forwarding_headers;
 use skewbridge_stream_io::Buffered;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Duration, Sleep, sleep};
 
+use self::request_sender::RequestSender;
+pub(super) use self::request_sender::headers_for_h1;
+use self::response_reader::ResponseReader;
 use super::connector::{ConnectionCredential, ConnectionGuard};
-use super::{ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse};
+use super::{ReplayBody, SendError, UpstreamResponse};
 use crate::body::{BodyError, BodySource, Frame, PollFrame, ResponseBody};
-use crate::http1::{
-    BodyEvent, Decoder, Encoder, Framing, HeadTerminator, ResponseHead, parse_response,
-    write_headers, write_request_line,
-};
-use crate::message_headers::{content_length, expects_continue};
+use crate::http1::{BodyEvent, Decoder, Framing, ResponseHead};
 
 /// Read size: two TLS records.
 const READ_CHUNK_BYTES: usize = 32 * 1024;
-
-/// The plaintext of one TLS record (RFC 8446, 5.1).
-const TLS_RECORD_BYTES: usize = 16 * 1024;
-
-/// Timeout for a reaction to `Expect: 100-continue`, after which the body is sent (RFC 9110, 10.1.1).
-const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Interim responses (such as 100 Continue) before the final one.
-const MAX_INTERIM_RESPONSES: usize = 16;
-
-/// The start of every response. A server that speaks another protocol is detected at once, not after a
-/// blank line that may never arrive.
-const RESPONSE_BEGINNING: &[u8] = b"HTTP/1.";
 
 /// Receives connections that can be reused, when their response is complete.
 pub trait ConnectionReturn<Io>: std::fmt::Debug + Send + Sync {
@@ -150,14 +138,14 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Connection<Io> {
         pool: Arc<dyn ConnectionReturn<Io>>,
     ) -> Result<H1Response<Io>, SendError> {
         let mut sender = RequestSender::begin(&mut self.stream, head, body);
-        let mut waiting = ResponseReader::default();
+        let mut reader = ResponseReader::default();
         let response_head = poll_fn(|cx| {
             sender.poll(&mut self.stream, body, cx);
-            waiting.poll(&mut self.stream, &mut sender, &head.method, cx)
+            reader.poll(&mut self.stream, &mut sender, &head.method, cx)
         })
         .await;
         let response_head = response_head
-            .map_err(|broken| broken.into_error(self.used, body.retry_class(), &sender))?;
+            .map_err(|failure| failure.into_error(self.used, body.retry_class(), &sender))?;
         if response_head.status == StatusCode::SWITCHING_PROTOCOLS {
             let cause = if !head.headers.contains_key(UPGRADE) {
                 Some("the server switches protocols, and the request is not an upgrade")
@@ -251,233 +239,6 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Response<Io> {
             ResponseBody::stream(body)
         };
         UpstreamResponse::Response(response.map(|()| body))
-    }
-}
-
-/// Sends a request: the part that has not been sent yet.
-#[derive(Debug)]
-struct RequestSender {
-    encoder: Encoder,
-    /// The whole body has been written.
-    done: bool,
-    /// The server no longer reads; a response may still arrive.
-    failed: Option<String>,
-    /// Plaintext bytes written to TLS. If 0, the server has received nothing.
-    started: bool,
-    /// The server has sent something.
-    response_begun: bool,
-    /// Reading the client's body failed: the request must not appear complete.
-    client: Option<String>,
-    /// The body waits for `100 Continue`.
-    awaiting_continue: Option<Pin<Box<Sleep>>>,
-}
-
-impl RequestSender {
-    fn begin<Io: AsyncRead + AsyncWrite + Unpin>(
-        stream: &mut Buffered<Io>,
-        head: &Parts,
-        body: &ReplayBody,
-    ) -> Self {
-        let output = &mut stream.output;
-        let target = head
-            .uri
-            .path_and_query()
-            .map_or("/", |target| target.as_str());
-        write_request_line(output, &head.method, target);
-        write_headers(output, &head.headers);
-        let encoder = frame(output, head, body);
-        output.extend_from_slice(b"\r\n");
-        Self {
-            done: encoder == Encoder::Empty,
-            awaiting_continue: (encoder != Encoder::Empty && expects_continue(&head.headers))
-                .then(|| Box::pin(sleep(CONTINUE_TIMEOUT))),
-            encoder,
-            failed: None,
-            started: false,
-            response_begun: false,
-            client: None,
-        }
-    }
-
-    fn is_complete(&self) -> bool {
-        self.done || self.failed.is_some() || self.client.is_some()
-    }
-
-    /// Sends as much of the body as possible.
-    fn poll<Io: AsyncRead + AsyncWrite + Unpin>(
-        &mut self,
-        stream: &mut Buffered<Io>,
-        body: &mut ReplayBody,
-        cx: &mut Context<'_>,
-    ) {
-        loop {
-            if let Some(timer) = &mut self.awaiting_continue
-                && timer.as_mut().poll(cx).is_ready()
-            {
-                self.awaiting_continue = None;
-            }
-            while !self.is_complete() && self.awaiting_continue.is_none() && stream.has_room() {
-                match body.poll_frame(cx) {
-                    Poll::Pending => break,
-                    Poll::Ready(frame) => self.write(stream, frame),
-                }
-            }
-            if self.failed.is_some() || self.client.is_some() {
-                return;
-            }
-            let full = !stream.has_room();
-            let before = stream.unsent();
-            let flushed = stream.poll_flush(cx);
-            self.started |= match &flushed {
-                // A partial TLS record cannot be decrypted; of several records the first may have been sent.
-                Poll::Ready(Err(_)) => before > TLS_RECORD_BYTES || stream.unsent() < before,
-                Poll::Ready(Ok(())) => true,
-                Poll::Pending => stream.unsent() < before,
-            };
-            match flushed {
-                // The output has capacity again, and the body has not been polled since.
-                Poll::Ready(Ok(())) if full => {}
-                Poll::Ready(Err(error)) => {
-                    self.failed = Some(error.to_string());
-                    return;
-                }
-                Poll::Ready(Ok(())) | Poll::Pending => return,
-            }
-        }
-    }
-
-    fn write<Io: AsyncRead + AsyncWrite + Unpin>(
-        &mut self,
-        stream: &mut Buffered<Io>,
-        frame: Option<Result<Frame, BodyError>>,
-    ) {
-        let written = match frame {
-            Some(Ok(Frame::Data(data))) => self.encoder.queue_data(stream, data),
-            Some(Ok(Frame::Trailers(trailers))) => {
-                self.done = true;
-                self.encoder.finish(&mut stream.output, Some(&trailers))
-            }
-            None => {
-                self.done = true;
-                self.encoder.finish(&mut stream.output, None)
-            }
-            Some(Err(error)) => {
-                self.client = Some(error.to_string());
-                Ok(())
-            }
-        };
-        if let Err(error) = written {
-            self.client = Some(error.to_string());
-        }
-    }
-}
-
-/// Writes the body framing headers, as in the client's request.
-fn frame(output: &mut BytesMut, head: &Parts, body: &ReplayBody) -> Encoder {
-    if let Some(length) = content_length(&head.headers) {
-        return if length == 0 {
-            Encoder::Empty
-        } else {
-            Encoder::Length(length)
-        };
-    }
-    if body.is_done() {
-        return Encoder::Empty;
-    }
-    output.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
-    Encoder::Chunked
-}
-
-/// Why there is no response.
-enum NoResponse {
-    Closed(String),
-    NotHttp(String),
-    Client(String),
-}
-
-impl NoResponse {
-    fn into_error(self, used: bool, retry_class: RetryClass, sender: &RequestSender) -> SendError {
-        match self {
-            Self::Client(cause) => SendError::Client(cause),
-            Self::NotHttp(cause) => SendError::InvalidResponse(cause),
-            Self::Closed(cause) if !sender.started => SendError::NotProcessed(cause),
-            // A reused connection that ends without a byte of a response was most likely closed while the
-            // request was in transit. That is uncertain, so only idempotent requests are retried (RFC 9112,
-            // 9.3.1).
-            Self::Closed(cause)
-                if used && !sender.response_begun && retry_class == RetryClass::Idempotent =>
-            {
-                SendError::NotProcessed(cause)
-            }
-            Self::Closed(cause) => SendError::ConnectionLost(cause),
-        }
-    }
-}
-
-/// Reads until the head of the final response.
-#[derive(Default)]
-struct ResponseReader {
-    end: HeadTerminator,
-    interim: usize,
-}
-
-impl ResponseReader {
-    /// Waits for the head of the final response. Interim responses are acted on.
-    fn poll<Io: AsyncRead + AsyncWrite + Unpin>(
-        &mut self,
-        stream: &mut Buffered<Io>,
-        sender: &mut RequestSender,
-        method: &Method,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<ResponseHead, NoResponse>> {
-        let not_http = |cause: String| Poll::Ready(Err(NoResponse::NotHttp(cause)));
-        loop {
-            if let Some(cause) = sender.client.take() {
-                return Poll::Ready(Err(NoResponse::Client(cause)));
-            }
-            while self.end.reached(&stream.input) {
-                self.end = HeadTerminator::default();
-                match parse_response(&mut stream.input, method) {
-                    Ok(None) => break,
-                    Ok(Some(head)) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
-                        return Poll::Ready(Ok(head));
-                    }
-                    Ok(Some(head)) if head.status.is_informational() => {
-                        self.interim += 1;
-                        if self.interim > MAX_INTERIM_RESPONSES {
-                            return not_http("too many interim responses".to_owned());
-                        }
-                        if head.status == StatusCode::CONTINUE
-                            && sender.awaiting_continue.take().is_some()
-                        {
-                            // The body may be sent now, at the caller's next poll.
-                            cx.waker().wake_by_ref();
-                        }
-                    }
-                    Ok(Some(head)) => return Poll::Ready(Ok(head)),
-                    Err(error) => return not_http(error.to_string()),
-                }
-            }
-            let beginning = RESPONSE_BEGINNING.iter().zip(&stream.input);
-            if beginning
-                .into_iter()
-                .any(|(expected, byte)| expected != byte)
-            {
-                return not_http("the response does not begin with HTTP/1.".to_owned());
-            }
-            match stream.poll_fill(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(0)) => {
-                    let cause = sender.failed.take();
-                    let cause = cause.unwrap_or_else(|| "no response came".to_owned());
-                    return Poll::Ready(Err(NoResponse::Closed(cause)));
-                }
-                Poll::Ready(Ok(_)) => sender.response_begun = true,
-                Poll::Ready(Err(error)) => {
-                    return Poll::Ready(Err(NoResponse::Closed(error.to_string())));
-                }
-            }
-        }
     }
 }
 
@@ -591,22 +352,5 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Body<Io> {
         {
             self.pool.return_connection(connection);
         }
-    }
-}
-
-/// Prepares headers for HTTP/1.1: framing is written by [`RequestSender`].
-pub(super) fn headers_for_h1(head: &mut Parts, prefer: ProtocolPreference) {
-    head.headers.remove(TRANSFER_ENCODING);
-    if prefer == ProtocolPreference::Upgrade {
-        head.headers
-            .insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-    } else {
-        head.headers.remove(CONNECTION);
-    }
-    if let Some(authority) = head.uri.authority()
-        && !head.headers.contains_key(HOST)
-        && let Ok(host) = HeaderValue::from_str(authority.as_str())
-    {
-        head.headers.insert(HOST, host);
     }
 }

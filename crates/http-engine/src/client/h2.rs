@@ -290,10 +290,10 @@ impl Stream {
         })
     }
 
-    fn send_error(&self, broken: NoResponse) -> SendError {
-        let error = match broken {
-            NoResponse::Client(cause) => return SendError::Client(cause),
-            NoResponse::Upstream(error) => error,
+    fn send_error(&self, failure: H2Failure) -> SendError {
+        let error = match failure {
+            H2Failure::Client(cause) => return SendError::Client(cause),
+            H2Failure::Upstream(error) => error,
         };
         // A remote GOAWAY reaches a stream as its error only if the stream is above the last one
         // that the server has processed (RFC 9113, 6.8); REFUSED_STREAM means the same for one
@@ -412,7 +412,8 @@ impl RequestSender {
     }
 }
 
-enum NoResponse {
+/// Why a request has no response.
+enum H2Failure {
     Client(String),
     Upstream(h2::Error),
 }
@@ -421,7 +422,7 @@ async fn poll_response(
     mut response: ResponseFuture,
     sender: &mut RequestSender,
     body: &mut ReplayBody,
-) -> Result<Response<RecvStream>, NoResponse> {
+) -> Result<Response<RecvStream>, H2Failure> {
     poll_fn(|cx| {
         // Other interim responses may precede it, and awaiting the final response would skip them.
         while sender.awaiting_continue.is_some()
@@ -433,11 +434,11 @@ async fn poll_response(
         }
         sender.poll(body, cx);
         if let Some(cause) = sender.client.take() {
-            return Poll::Ready(Err(NoResponse::Client(cause)));
+            return Poll::Ready(Err(H2Failure::Client(cause)));
         }
         std::pin::Pin::new(&mut response)
             .poll(cx)
-            .map_err(NoResponse::Upstream)
+            .map_err(H2Failure::Upstream)
     })
     .await
 }

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_is_cut_off_is_not_complete() {
+    fn a_truncated_body_is_not_complete() {
         for framing in [Framing::Length(2), Framing::Chunked] {
             let mut decoder = framing.decoder();
             assert_eq!(decoder.end_of_input(), Err(FramingError::Incomplete));

@@ -17,7 +17,7 @@ pub const MAX_HEAD_BYTES: usize = 1 << 20;
 pub const MAX_TARGET_BYTES: usize = u16::MAX as usize - 1;
 
 /// Heads with more fields are parsed again with storage on the heap.
-const STACK_FIELDS: usize = 64;
+const MAX_FIELDS_ON_STACK: usize = 64;
 
 /// The most fields that are read: `HeaderMap` holds at most 24,576 names, and
 /// no client sends a third of that.
@@ -246,7 +246,10 @@ fn with_fields<'b, T>(
     buffer: &'b [u8],
     parse: impl Fn(&'b [u8], &mut [MaybeUninit<Header<'b>>]) -> Result<Option<T>, ParseFailure>,
 ) -> Result<Option<T>, HeadError> {
-    match parse(buffer, &mut [const { MaybeUninit::uninit() }; STACK_FIELDS]) {
+    match parse(
+        buffer,
+        &mut [const { MaybeUninit::uninit() }; MAX_FIELDS_ON_STACK],
+    ) {
         Ok(parsed) => return Ok(parsed),
         Err(ParseFailure::Head(error)) => return Err(error),
         Err(ParseFailure::TooManyFields) => {}

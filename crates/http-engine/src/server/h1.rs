@@ -67,8 +67,8 @@ pub async fn serve<S: Service>(
         let call = Box::pin(service.call(request));
         let response = match response_or_disconnect(&connection, call, limits).await {
             Ok(response) => response,
-            Err(NoResponse::Disconnected | NoResponse::Evicted(Eviction::OverBudget)) => return,
-            Err(NoResponse::Evicted(Eviction::TimedOut)) => {
+            Err(CallAborted::Disconnected | CallAborted::Evicted(Eviction::OverBudget)) => return,
+            Err(CallAborted::Evicted(Eviction::TimedOut)) => {
                 refuse(&connection, error_response::slow_body(meta.format)).await;
                 return;
             }
@@ -175,7 +175,7 @@ async fn next_head(
 }
 
 /// Why a request has no response.
-enum NoResponse {
+enum CallAborted {
     /// The client disconnected.
     Disconnected,
     Evicted(Eviction),
@@ -187,7 +187,7 @@ async fn response_or_disconnect<R: ResponseRecord>(
     connection: &Connection,
     mut call: Pin<Box<impl Future<Output = ClientResponse<R>>>>,
     limits: &ClientLimits,
-) -> Result<ClientResponse<R>, NoResponse> {
+) -> Result<ClientResponse<R>, CallAborted> {
     let mut guard = None;
     poll_fn(|cx| {
         if let Poll::Ready(mut response) = call.as_mut().poll(cx) {
@@ -195,11 +195,11 @@ async fn response_or_disconnect<R: ResponseRecord>(
                 return Poll::Ready(Ok(response));
             }
             response.record.client_left();
-            return Poll::Ready(Err(NoResponse::Disconnected));
+            return Poll::Ready(Err(CallAborted::Disconnected));
         }
         let mut shared = connection.lock();
         if shared.poll_disconnect(cx).is_ready() {
-            return Poll::Ready(Err(NoResponse::Disconnected));
+            return Poll::Ready(Err(CallAborted::Disconnected));
         }
         if shared.body.is_done() {
             guard = None;
@@ -216,7 +216,7 @@ async fn response_or_disconnect<R: ResponseRecord>(
         };
         guard
             .poll_evicted(shared.received, sample, cx)
-            .map(|eviction| Err(NoResponse::Evicted(eviction)))
+            .map(|eviction| Err(CallAborted::Evicted(eviction)))
     })
     .await
 }

@@ -22,7 +22,7 @@ use skewbridge_k8s_api::status::Status;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::active_streams::{ActiveStream, StreamCounter};
-use self::request_body::{Incoming, NoResponse, StreamBody};
+use self::request_body::{CallAborted, Incoming, StreamBody};
 use self::request_checks::{check_authority, check_header_size, check_length, join_cookies};
 use self::response::{MAX_SEND_BUFFER_BYTES, Responder, evict, lock, pump, send_head};
 use super::received_frames::ReceivedFrames;
@@ -233,7 +233,7 @@ async fn answer<S: Service>(
         // A reset or disconnect of the client is checked first: the end of its body would otherwise
         // be answered as a malformed request.
         if lock(&respond).send.poll_reset(cx).is_ready() {
-            return Poll::Ready(Err(NoResponse::Reset));
+            return Poll::Ready(Err(CallAborted::Reset));
         }
         let answered = call.as_mut().poll(cx);
         active.note_authentication(limits);
@@ -249,11 +249,11 @@ async fn answer<S: Service>(
     drop((call, incoming));
     let answer = match answered {
         Ok(answer) => answer,
-        Err(NoResponse::Reset) => {
+        Err(CallAborted::Reset) => {
             active.reset_early();
             return;
         }
-        Err(NoResponse::Evicted(eviction, format)) => return evict(&respond, eviction, format),
+        Err(CallAborted::Evicted(eviction, format)) => return evict(&respond, eviction, format),
     };
     let ClientResponse {
         response,

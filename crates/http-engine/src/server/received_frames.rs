@@ -19,9 +19,9 @@ const PREFACE_BYTES: usize = 24;
 /// Length of a frame header (RFC 9113, 4.1).
 const FRAME_HEADER_BYTES: usize = 9;
 
-const HEADERS: u8 = 0x1;
-const CONTINUATION: u8 = 0x9;
-const END_HEADERS: u8 = 0x4;
+const FRAME_HEADERS: u8 = 0x1;
+const FRAME_CONTINUATION: u8 = 0x9;
+const FLAG_END_HEADERS: u8 = 0x4;
 
 /// Approximate memory of a decoded field that HPACK encodes in one byte.
 const BYTES_PER_INDEXED_FIELD: usize = 100;
@@ -67,8 +67,8 @@ impl FrameReader {
         let [a, b, c, kind, flags, ..] = self.header;
         let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
         self.skip = length;
-        if kind == HEADERS || kind == CONTINUATION {
-            self.open_block = (flags & END_HEADERS == 0)
+        if kind == FRAME_HEADERS || kind == FRAME_CONTINUATION {
+            self.open_block = (flags & FLAG_END_HEADERS == 0)
                 .then(|| self.open_block.unwrap_or(0) + length + FRAME_HEADER_BYTES);
         }
     }

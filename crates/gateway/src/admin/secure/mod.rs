@@ -92,7 +92,7 @@ impl SecurePort {
 }
 
 /// What all connections share.
-struct Shared {
+struct SharedState {
     admin: Admin,
     backends: Arc<Backends>,
     access: AccessControl,
@@ -108,7 +108,7 @@ async fn run(listener: TcpListener, admin: Admin, backends: Arc<Backends>) {
         ..bridge.limits.clone()
     };
     let slots = ConnectionSlots::new(&limits, bridge.metrics.admin().connections.clone());
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(SharedState {
         admin,
         access: AccessControl::new(backends.clone()),
         timeouts: ClientTimeouts {
@@ -146,14 +146,19 @@ async fn run(listener: TcpListener, admin: Admin, backends: Arc<Backends>) {
     }
 }
 
-async fn connection(tcp: TcpStream, source: SocketAddr, slot: ConnectionSlot, shared: Arc<Shared>) {
+async fn connection(
+    tcp: TcpStream,
+    source: SocketAddr,
+    slot: ConnectionSlot,
+    shared: Arc<SharedState>,
+) {
     let client = Arc::new(ClientConnection::new(source).with_slot(slot.promotion()));
     let limits = &shared.backends.client_facing().limits;
     let serving = serve(tcp, client.clone(), shared.clone());
     handshake::serve_with_slot(slot, &client, limits, serving).await;
 }
 
-async fn serve(tcp: TcpStream, client: Arc<ClientConnection>, shared: Arc<Shared>) {
+async fn serve(tcp: TcpStream, client: Arc<ClientConnection>, shared: Arc<SharedState>) {
     let bridge = shared.backends.client_facing().clone();
     let (tcp, source) = ((tcp, BytesMut::new()), client.source());
     let Some(TlsConnection { io, chain, is_h2 }) = accept_tls(tcp, source, &bridge).await else {
@@ -184,7 +189,7 @@ async fn serve(tcp: TcpStream, client: Arc<ClientConnection>, shared: Arc<Shared
 struct SecureAdmin(Arc<Connection>);
 
 struct Connection {
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     limits: ClientLimits,
     client: Arc<ClientConnection>,
     client_cert: ClientCertState,
@@ -209,7 +214,7 @@ impl Service for SecureAdmin {
         client.note_request();
         let (head, _) = request.into_parts();
         let complete = |response: Response<_>| response.map(ResponseBody::full);
-        ClientResponse::new(match Admin::refused_method(&head) {
+        ClientResponse::new(match Admin::reject_method(&head) {
             Some(refused) => complete(refused),
             None => match shared.access.check(client, client_cert, &head).await {
                 Ok(Permission::Everything) => shared.admin.respond(&head),

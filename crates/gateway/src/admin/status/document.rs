@@ -3,34 +3,34 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use super::matrix::Differences;
+use super::matrix::ApiDifferences;
 use super::servers::takes_requests;
 use super::{time, timestamp};
 use crate::activity::Activity;
 use crate::activity::open_requests::OpenRequestKey;
-use crate::activity::rates::{Rate, Rates};
+use crate::activity::rates::{Rate, RateWindow};
 use crate::activity::tap::{TapEntry, TapKind};
 use crate::admin::now;
 use crate::health::{Health, HealthEndpoint};
 use crate::metrics::process;
-use crate::status::timeline::{Sample, ServerSample, Timeline};
+use crate::status::timeline::{ServerSample, StatusSample, Timeline};
 use crate::status::{
-    API_VERSION, Bridge, Certificate, Document, IfStopped, KIND, OpenRequests, Registry, Server,
-    Table, Tapped, TappedRequest, Traffic, TrafficRow,
+    API_VERSION, Bridge, Certificate, KIND, OpenRequests, Registry, Server, StatusDocument,
+    StopImpact, Table, TappedRequest, TappedRequests, Traffic, TrafficRow,
 };
 
 /// The clients with open requests that are listed.
-const MAX_OPEN: usize = 100;
+const MAX_OPEN_REQUEST_ROWS: usize = 100;
 
 const SECONDS_PER_DAY: i64 = 24 * 60 * 60;
 
 /// What the timeline compares.
-pub(super) fn sample(health: &Health, servers: Vec<ServerSample>) -> Sample {
+pub(super) fn sample(health: &Health, servers: Vec<ServerSample>) -> StatusSample {
     let problems = health.problems(HealthEndpoint::Readyz);
     let expiries = health.live.expiries.load();
     let certificates =
         (expiries.iter()).map(|it| (it.flag.to_owned(), timestamp(signed(it.not_after))));
-    Sample {
+    StatusSample {
         servers,
         is_ready: problems.is_empty(),
         is_draining: health.drain.is_not_ready(),
@@ -54,44 +54,48 @@ fn registry(health: &Health) -> Option<Registry> {
 }
 
 /// The inputs of a document besides the health of the bridge.
-pub(super) struct Inputs<'a> {
+pub(super) struct DocumentInputs<'a> {
     pub(super) activity: &'a Activity,
-    pub(super) rates: &'a Rates,
+    pub(super) rates: &'a RateWindow,
     pub(super) timeline: &'a Timeline,
-    pub(super) differences: &'a Differences,
+    pub(super) differences: &'a ApiDifferences,
     pub(super) vanishing: &'a Table,
     pub(super) now: Instant,
 }
 
-pub(super) fn document(health: &Health, servers: &[ServerSample], inputs: &Inputs<'_>) -> Document {
-    let Differences {
+pub(super) fn document(
+    health: &Health,
+    servers: &[ServerSample],
+    inputs: &DocumentInputs<'_>,
+) -> StatusDocument {
+    let ApiDifferences {
         matrix,
-        alone,
-        lost_with,
+        served_alone,
+        lost_if_stopped,
     } = inputs.differences;
     let mut servers: Vec<Server> = servers.iter().map(|it| it.server.clone()).collect();
-    for (server, alone) in servers.iter_mut().zip(alone) {
-        server.serves_alone.clone_from(alone);
+    for (server, served_alone) in servers.iter_mut().zip(served_alone) {
+        server.serves_alone.clone_from(served_alone);
     }
-    let names = Names::of(&servers);
+    let names = ServerNames::of(&servers);
     let rates = inputs.rates.of(inputs.now, inputs.activity.traffic());
     let counts = inputs.activity.open.counts();
-    let tapped = |kind| Tapped {
+    let tapped = |kind| TappedRequests {
         requests: (inputs.activity.tap.entries(kind).into_iter())
             .map(|it| tapped_request(it, &names))
             .collect(),
         skipped: inputs.activity.tap.skipped(kind),
     };
-    Document {
+    StatusDocument {
         kind: KIND.to_owned(),
         api_version: API_VERSION.to_owned(),
         time: time(SystemTime::now()),
         bridge: bridge(health, inputs.activity),
-        if_stopped: if_stopped(&servers, lost_with, &counts, &rates),
+        if_stopped: if_stopped(&servers, lost_if_stopped, &counts, &rates),
         departed: inputs.timeline.departed(),
         matrix: matrix.clone(),
         traffic: traffic(&rates, inputs.rates.history(), &names),
-        open: open(counts, &names),
+        open: open_requests(counts, &names),
         rerouted: tapped(TapKind::Rerouted),
         refused: tapped(TapKind::Refused),
         certificates: certificates(health),
@@ -102,9 +106,9 @@ pub(super) fn document(health: &Health, servers: &[ServerSample], inputs: &Input
 }
 
 /// The names of servers by identity.
-struct Names(BTreeMap<String, String>);
+struct ServerNames(BTreeMap<String, String>);
 
-impl Names {
+impl ServerNames {
     fn of(servers: &[Server]) -> Self {
         let names = servers
             .iter()
@@ -112,7 +116,7 @@ impl Names {
         Self(names.collect())
     }
 
-    fn of_identity(&self, identity: &str) -> String {
+    fn get(&self, identity: &str) -> String {
         self.0
             .get(identity)
             .map_or(identity, String::as_str)
@@ -146,11 +150,11 @@ fn bridge(health: &Health, activity: &Activity) -> Bridge {
 
 fn if_stopped(
     servers: &[Server],
-    lost_with: &[Vec<String>],
+    lost_if_stopped: &[Vec<String>],
     counts: &[(OpenRequestKey, usize)],
     rates: &[Rate],
-) -> Vec<IfStopped> {
-    let all = servers.iter().zip(lost_with);
+) -> Vec<StopImpact> {
+    let all = servers.iter().zip(lost_if_stopped);
     let running = all.filter(|(it, _)| it.state.is_good());
     let answers = running.map(|(server, apis)| {
         let others = servers.iter().filter(|it| it.identity != server.identity);
@@ -174,40 +178,40 @@ fn if_stopped(
         let rates = rates
             .iter()
             .filter(|it| it.server.as_deref() == Some(&server.identity));
-        IfStopped {
+        StopImpact {
             server: server.name().to_owned(),
             apis: apis.clone(),
             is_last: remaining.is_empty(),
             watches: number(|key| key.kind == "watch"),
             streams: number(|key| key.kind != "watch"),
             clients: clients.len(),
-            requests_per_second: tenths(rates.map(|it| it.per_second).sum()),
+            requests_per_second: rounded_to_tenth(rates.map(|it| it.per_second).sum()),
             remaining,
         }
     });
     answers.collect()
 }
 
-fn traffic(rates: &[Rate], history: Vec<u64>, names: &Names) -> Traffic {
+fn traffic(rates: &[Rate], history: Vec<u64>, names: &ServerNames) -> Traffic {
     let milliseconds = |rate: &Rate, share| {
-        let quantile = rate.minute.quantile(share)?;
+        let quantile = rate.last_minute.quantile(share)?;
         Some(quantile.as_secs_f64() * 1e3)
     };
     let rows: Vec<_> = (rates.iter())
         .map(|rate| TrafficRow {
-            server: rate.server.as_deref().map(|it| names.of_identity(it)),
-            rule: rate.way.as_str().to_owned(),
+            server: rate.server.as_deref().map(|it| names.get(it)),
+            rule: rate.reason.as_str().to_owned(),
             per_second: rate.per_second,
             total: rate.total.requests,
             errors: rate.total.errors,
-            errors_in_minute: rate.minute.errors,
+            errors_in_minute: rate.last_minute.errors,
             p50_milliseconds: milliseconds(rate, 0.5),
             p99_milliseconds: milliseconds(rate, 0.99),
         })
         .collect();
     let per_second: f64 = rows.iter().map(|it| it.per_second).sum();
     Traffic {
-        per_second: tenths(per_second),
+        per_second: rounded_to_tenth(per_second),
         total: rows.iter().map(|it| it.total).sum(),
         history,
         rows,
@@ -215,9 +219,9 @@ fn traffic(rates: &[Rate], history: Vec<u64>, names: &Names) -> Traffic {
 }
 
 /// The clients with the most open requests first; streams before watches.
-fn open(counts: Vec<(OpenRequestKey, usize)>, names: &Names) -> Vec<OpenRequests> {
+fn open_requests(counts: Vec<(OpenRequestKey, usize)>, names: &ServerNames) -> Vec<OpenRequests> {
     let rows = counts.into_iter().map(|(key, count)| OpenRequests {
-        server: names.of_identity(&key.server),
+        server: names.get(&key.server),
         kind: key.kind.to_owned(),
         user: key.user.into(),
         program: key.program.into(),
@@ -230,11 +234,11 @@ fn open(counts: Vec<(OpenRequestKey, usize)>, names: &Names) -> Vec<OpenRequests
             .cmp(&key(other))
             .then_with(|| one.user.cmp(&other.user))
     });
-    rows.truncate(MAX_OPEN);
+    rows.truncate(MAX_OPEN_REQUEST_ROWS);
     rows
 }
 
-fn tapped_request(entry: TapEntry, names: &Names) -> TappedRequest {
+fn tapped_request(entry: TapEntry, names: &ServerNames) -> TappedRequest {
     TappedRequest {
         time: time(entry.at),
         verb: entry.verb,
@@ -242,8 +246,8 @@ fn tapped_request(entry: TapEntry, names: &Names) -> TappedRequest {
         user: entry.user,
         user_agent: entry.user_agent,
         code: entry.code,
-        milliseconds: u64::try_from(entry.took.as_millis()).unwrap_or(u64::MAX),
-        server: entry.server.map(|it| names.of_identity(&it)),
+        milliseconds: u64::try_from(entry.duration.as_millis()).unwrap_or(u64::MAX),
+        server: entry.server.map(|it| names.get(&it)),
         rule: entry.rule.map(str::to_owned),
     }
 }
@@ -263,7 +267,7 @@ fn certificates(health: &Health) -> Vec<Certificate> {
 }
 
 /// Rounded to a tenth; the sum of no values is a negative zero.
-fn tenths(value: f64) -> f64 {
+fn rounded_to_tenth(value: f64) -> f64 {
     (value * 10.0).round() / 10.0 + 0.0
 }
 
@@ -276,7 +280,7 @@ mod tests {
     use super::super::matrix::DifferencesCache;
     use super::super::servers::columns;
     use super::*;
-    use crate::activity::traffic::{CountersSnapshot, Way};
+    use crate::activity::traffic::{CountersSnapshot, RouteReason};
     use crate::status::ServerState;
 
     fn server(name: &str, state: ServerState) -> Server {
@@ -306,32 +310,32 @@ mod tests {
     }
 
     #[test]
-    fn what_stops_with_a_server_is_what_is_only_there() {
+    fn the_impact_of_a_stop_counts_what_only_that_server_has() {
         let counts = [
             open_at("a", "watch", "x", 3),
             open_at("a", "exec", "x", 1),
             open_at("a", "watch", "y", 4),
             open_at("b", "watch", "z", 2),
         ];
-        let rate = |server: &str, way| Rate {
+        let rate = |server: &str, reason| Rate {
             server: Some(format!("apiserver-{server}").into()),
-            way,
+            reason,
             total: CountersSnapshot::default(),
             per_second: 1.5,
-            minute: CountersSnapshot::default(),
+            last_minute: CountersSnapshot::default(),
         };
         let rates = [
-            rate("a", Way::Local),
-            rate("a", Way::Discovery),
-            rate("b", Way::Local),
+            rate("a", RouteReason::Local),
+            rate("a", RouteReason::Discovery),
+            rate("b", RouteReason::Local),
         ];
         let servers = [
             server("a", ServerState::Ready),
             server("b", ServerState::Reachable),
             server("c", ServerState::Unreachable),
         ];
-        let lost_with = [vec!["v1 x".to_owned()], vec![], vec!["v1 y".to_owned()]];
-        let found = if_stopped(&servers, &lost_with, &counts, &rates);
+        let lost_if_stopped = [vec!["v1 x".to_owned()], vec![], vec!["v1 y".to_owned()]];
+        let found = if_stopped(&servers, &lost_if_stopped, &counts, &rates);
         assert_eq!(found.len(), 2, "the third one is stopped already");
         let a = &found[0];
         assert_eq!(
@@ -341,13 +345,13 @@ mod tests {
         assert_eq!((a.watches, a.streams, a.clients), (7, 1, 2));
         assert!((a.requests_per_second - 3.0).abs() < f64::EPSILON);
         assert_eq!(a.remaining, ["b"]);
-        let sole = if_stopped(&servers[..1], &lost_with, &counts, &rates);
+        let sole = if_stopped(&servers[..1], &lost_if_stopped, &counts, &rates);
         assert!(sole[0].is_last && sole[0].remaining.is_empty());
     }
 
     /// A and B serve X, and B restarts for its upgrade.
     #[test]
-    fn what_stops_with_a_server_includes_what_an_unreachable_one_serves() {
+    fn a_stop_loses_an_api_that_only_an_unreachable_server_serves_too() {
         let sample = |server: Server, resource: &str| {
             let text = serde_json::json!({"kind": "APIGroupDiscoveryList",
                 "apiVersion": "apidiscovery.k8s.io/v2", "items": [{"metadata": {"name": "apps"},
@@ -371,7 +375,7 @@ mod tests {
             let now = Instant::now();
             let differences = DifferencesCache::default().of(columns, now, |_, _| false);
             let servers: Vec<_> = samples.iter().map(|it| it.server.clone()).collect();
-            let mut found = if_stopped(&servers, &differences.lost_with, &[], &[]);
+            let mut found = if_stopped(&servers, &differences.lost_if_stopped, &[], &[]);
             let a = found.swap_remove(0);
             assert!(a.remaining.contains(&"c".to_owned()) && !a.is_last);
             (a.apis, a.remaining.len())
@@ -379,12 +383,12 @@ mod tests {
         let x = || vec!["apps/v1 x".to_owned()];
         for (state, is_listed, expected) in [
             (ServerState::Reachable, true, (vec![], 2)),
-            // It has failed recently, and is the only one that can be asked.
+            // It has failed recently, and no other server serves the API.
             (ServerState::Reachable, false, (vec![], 2)),
             (ServerState::Unreachable, false, (x(), 1)),
             (ServerState::Unknown, false, (x(), 1)),
             (ServerState::NotReady, false, (x(), 1)),
-            // Behind a balancer, and listed no more.
+            // Behind a balancer, and no longer listed.
             (ServerState::Ready, false, (x(), 1)),
             (ServerState::Ready, true, (vec![], 2)),
         ] {
@@ -394,13 +398,13 @@ mod tests {
 
     #[test]
     fn streams_come_before_watches_and_the_list_has_a_bound() {
-        let names = Names::of(&[server("a", ServerState::Ready)]);
+        let names = ServerNames::of(&[server("a", ServerState::Ready)]);
         let counts = vec![
             open_at("a", "watch", "x", 9),
             open_at("a", "exec", "x", 1),
             open_at("b", "portforward", "y", 2),
         ];
-        let found = open(counts, &names);
+        let found = open_requests(counts, &names);
         let rows: Vec<_> = found
             .iter()
             .map(|it| (&*it.server, &*it.kind, it.count))
@@ -411,7 +415,10 @@ mod tests {
             ("a", "watch", 9),
         ];
         assert_eq!(rows, expected);
-        let many = (0..=MAX_OPEN).map(|it| open_at("a", "watch", &it.to_string(), 1));
-        assert_eq!(open(many.collect(), &names).len(), MAX_OPEN);
+        let many = (0..=MAX_OPEN_REQUEST_ROWS).map(|it| open_at("a", "watch", &it.to_string(), 1));
+        assert_eq!(
+            open_requests(many.collect(), &names).len(),
+            MAX_OPEN_REQUEST_ROWS
+        );
     }
 }

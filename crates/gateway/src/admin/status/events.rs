@@ -12,8 +12,8 @@ use skewbridge_http_engine::body::ChunkProducer;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::activity::observers::Viewer;
-use crate::status::Document;
+use crate::activity::observers::ViewerGuard;
+use crate::status::StatusDocument;
 use crate::status::page::{Section, sections};
 
 /// The longest event stream. Its client is authorized once for each; the page opens the next one by
@@ -21,7 +21,7 @@ use crate::status::page::{Section, sections};
 const MAX_STREAM_AGE: Duration = Duration::from_mins(5);
 
 /// How soon a page opens the next stream, in milliseconds.
-const RECONNECT_MILLISECONDS: u32 = 500;
+const RECONNECT_DELAY_MILLIS: u32 = 500;
 
 /// The sections of a page at one time.
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    pub(super) fn of(document: &Document) -> Self {
+    pub(super) fn of(document: &StatusDocument) -> Self {
         Self {
             sections: sections(document),
             news: document.timeline.first().map(|event| match &event.server {
@@ -103,29 +103,33 @@ pub(super) struct EventStream {
     next: Option<Step>,
 }
 
-type Step = Pin<Box<dyn Future<Output = Option<(Bytes, Updates)>> + Send>>;
+type Step = Pin<Box<dyn Future<Output = Option<(Bytes, ViewerUpdates)>> + Send>>;
 
 impl EventStream {
     /// `first` is the event of the current state.
-    pub(super) fn new(viewer: Viewer, updates: watch::Receiver<Update>, first: &Snapshot) -> Self {
-        Self::ending_at(Instant::now() + MAX_STREAM_AGE, viewer, updates, first)
+    pub(super) fn new(
+        viewer: ViewerGuard,
+        updates: watch::Receiver<Update>,
+        first: &Snapshot,
+    ) -> Self {
+        Self::with_deadline(Instant::now() + MAX_STREAM_AGE, viewer, updates, first)
     }
 
-    fn ending_at(
-        ends: Instant,
-        viewer: Viewer,
+    fn with_deadline(
+        deadline: Instant,
+        viewer: ViewerGuard,
         updates: watch::Receiver<Update>,
         first: &Snapshot,
     ) -> Self {
         let first = first.event();
-        let updates = Updates {
+        let updates = ViewerUpdates {
             _viewer: viewer,
             receiver: updates,
             last: None,
-            ends,
+            deadline,
         };
         let first = [
-            format!("retry: {RECONNECT_MILLISECONDS}\n").as_bytes(),
+            format!("retry: {RECONNECT_DELAY_MILLIS}\n").as_bytes(),
             first,
         ]
         .concat();
@@ -148,7 +152,7 @@ impl ChunkProducer for EventStream {
         };
         let step = ready!(next.as_mut().poll(cx));
         let (chunk, step) = match step {
-            Some((chunk, updates)) => (Some(chunk), Some(Box::pin(updates.step()) as Step)),
+            Some((chunk, updates)) => (Some(chunk), Some(Box::pin(updates.next_event()) as Step)),
             None => (None, None),
         };
         self.next = step;
@@ -157,19 +161,19 @@ impl ChunkProducer for EventStream {
 }
 
 /// The updates that one viewer waits for.
-struct Updates {
-    _viewer: Viewer,
+struct ViewerUpdates {
+    _viewer: ViewerGuard,
     receiver: watch::Receiver<Update>,
     /// The number of the last update that the viewer has.
     last: Option<u64>,
-    ends: Instant,
+    deadline: Instant,
 }
 
-impl Updates {
+impl ViewerUpdates {
     /// The next update; `None` at the end of the stream. A viewer that has missed one gets all
     /// sections.
-    async fn step(mut self) -> Option<(Bytes, Self)> {
-        timeout_at(self.ends, self.receiver.changed())
+    async fn next_event(mut self) -> Option<(Bytes, Self)> {
+        timeout_at(self.deadline, self.receiver.changed())
             .await
             .ok()?
             .ok()?;
@@ -235,12 +239,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_ends_when_it_is_old_and_so_does_its_viewer() {
+    async fn a_stream_ends_at_its_maximum_age_and_its_viewer_no_longer_counts() {
         let observers = Observers::default();
         let (_updates, receiver) = watch::channel(Update::default());
         let viewer = observers.begin().unwrap();
         let now = Instant::now();
-        let mut stream = EventStream::ending_at(now, viewer, receiver, &snapshot("first"));
+        let mut stream = EventStream::with_deadline(now, viewer, receiver, &snapshot("first"));
         assert!(poll_fn(|cx| stream.poll_chunk(cx)).await.is_some());
         assert_eq!(observers.viewers(), 1);
         assert!(poll_fn(|cx| stream.poll_chunk(cx)).await.is_none());
@@ -267,13 +271,13 @@ mod tests {
             id: id.to_owned(),
             html: html.to_owned(),
         };
-        let document = Document {
+        let document = StatusDocument {
             timeline: vec![Event {
                 server: Some("cp-1".to_owned()),
                 text: "is ready\n\ndata: forged".to_owned(),
                 ..Event::default()
             }],
-            ..Document::default()
+            ..StatusDocument::default()
         };
         let of = |html: &str| Snapshot {
             sections: vec![section("a", html), section("b", "same")],

@@ -7,51 +7,51 @@ use std::time::{Duration, Instant};
 
 use skewbridge_discovery::Index;
 
-use crate::status::{Matrix, MatrixRow};
+use crate::status::{ApiMatrix, ApiMatrixRow};
 
 /// The rows that are shown.
 const MAX_ROWS: usize = 200;
 
 /// How long a result is used although no server serves something else: which APIs all servers share
 /// depends on time.
-const MAX_AGE: Duration = Duration::from_secs(5);
+const DIFFERENCES_TTL: Duration = Duration::from_secs(5);
 
 /// A server, by its name.
 #[derive(Debug, Clone)]
-pub(super) struct Column {
+pub(super) struct ServerColumn {
     pub(super) name: String,
     /// What it serves, or served when it was last reached.
     pub(super) index: Option<Arc<Index>>,
     /// Whether it takes requests now.
-    pub(super) answers: bool,
+    pub(super) takes_requests: bool,
 }
 
 /// The differences of the servers.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Differences {
-    pub(super) matrix: Matrix,
+pub(super) struct ApiDifferences {
+    pub(super) matrix: ApiMatrix,
     /// For each column, what no other server serves, whether the others answer or not.
-    pub(super) alone: Vec<Vec<String>>,
+    pub(super) served_alone: Vec<Vec<String>>,
     /// For each column, what no other server that answers serves.
-    pub(super) lost_with: Vec<Vec<String>>,
+    pub(super) lost_if_stopped: Vec<Vec<String>>,
 }
 
 /// The last differences.
 #[derive(Debug, Default)]
 pub(super) struct DifferencesCache {
-    last: Option<(Instant, Vec<Column>, Arc<Differences>)>,
+    last: Option<(Instant, Vec<ServerColumn>, Arc<ApiDifferences>)>,
 }
 
 impl DifferencesCache {
     /// The differences of these servers. `is_shared`: all servers share this group and version.
     pub(super) fn of(
         &mut self,
-        columns: Vec<Column>,
+        columns: Vec<ServerColumn>,
         now: Instant,
         is_shared: impl Fn(&str, &str) -> bool,
-    ) -> Arc<Differences> {
+    ) -> Arc<ApiDifferences> {
         if let Some((at, known, differences)) = &self.last
-            && now < *at + MAX_AGE
+            && now < *at + DIFFERENCES_TTL
             && is_same(known, &columns)
         {
             return differences.clone();
@@ -62,20 +62,20 @@ impl DifferencesCache {
     }
 }
 
-fn is_same(known: &[Column], columns: &[Column]) -> bool {
-    let is_same_column = |(known, column): (&Column, &Column)| {
+fn is_same(known: &[ServerColumn], columns: &[ServerColumn]) -> bool {
+    let is_same_column = |(known, column): (&ServerColumn, &ServerColumn)| {
         let is_same_index = match (&known.index, &column.index) {
             (Some(known), Some(index)) => Arc::ptr_eq(known, index),
             (known, index) => known.is_none() && index.is_none(),
         };
-        is_same_index && known.name == column.name && known.answers == column.answers
+        is_same_index && known.name == column.name && known.takes_requests == column.takes_requests
     };
     known.len() == columns.len() && known.iter().zip(columns).all(is_same_column)
 }
 
-fn differences(columns: &[Column], is_shared: impl Fn(&str, &str) -> bool) -> Differences {
+fn differences(columns: &[ServerColumn], is_shared: impl Fn(&str, &str) -> bool) -> ApiDifferences {
     let indexes: Vec<_> = columns.iter().map(|it| it.index.as_deref()).collect();
-    let without_others = |counts: fn(&Column) -> bool| {
+    let without_others = |counts: fn(&ServerColumn) -> bool| {
         let differences = columns.iter().enumerate().map(|(own, column)| {
             let others = columns.iter().enumerate().filter(|(it, _)| *it != own);
             let others = others.filter(|(_, other)| counts(other));
@@ -87,18 +87,18 @@ fn differences(columns: &[Column], is_shared: impl Fn(&str, &str) -> bool) -> Di
         });
         differences.collect()
     };
-    Differences {
-        alone: without_others(|_| true),
-        lost_with: without_others(|other| other.answers),
+    ApiDifferences {
+        served_alone: without_others(|_| true),
+        lost_if_stopped: without_others(|other| other.takes_requests),
         matrix: matrix(columns, &indexes, is_shared),
     }
 }
 
 fn matrix(
-    columns: &[Column],
+    columns: &[ServerColumn],
     indexes: &[Option<&Index>],
     is_shared: impl Fn(&str, &str) -> bool,
-) -> Matrix {
+) -> ApiMatrix {
     // By group, version, resource and subresource: the servers.
     let mut served: BTreeMap<_, Vec<Option<bool>>> = BTreeMap::new();
     for (column, index) in indexes.iter().enumerate() {
@@ -129,7 +129,7 @@ fn matrix(
     }
     let omitted = rows.len().saturating_sub(MAX_ROWS);
     let rows = rows.into_iter().take(MAX_ROWS);
-    let rows = rows.map(|((group, version, served_by), resources)| MatrixRow {
+    let rows = rows.map(|((group, version, served_by), resources)| ApiMatrixRow {
         group_version: match group {
             "" => version.to_owned(),
             group => format!("{group}/{version}"),
@@ -137,7 +137,7 @@ fn matrix(
         resources,
         served_by,
     });
-    Matrix {
+    ApiMatrix {
         servers: columns.iter().map(|it| it.name.clone()).collect(),
         rows: rows.collect(),
         omitted,
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    fn column(name: &str, resources: Option<&[(&str, &str)]>) -> Column {
+    fn column(name: &str, resources: Option<&[(&str, &str)]>) -> ServerColumn {
         let index = resources.map(|resources| {
             let groups: Vec<_> = (resources.iter())
                 .map(|(group, resource)| {
@@ -163,15 +163,15 @@ mod tests {
             let document = Document::parse(text.to_string().as_bytes()).unwrap();
             Arc::new(Index::new(&[&document]))
         });
-        Column {
+        ServerColumn {
             name: name.to_owned(),
             index,
-            answers: true,
+            takes_requests: true,
         }
     }
 
-    fn row(group_version: &str, resources: &[&str], served_by: &[Option<bool>]) -> MatrixRow {
-        MatrixRow {
+    fn row(group_version: &str, resources: &[&str], served_by: &[Option<bool>]) -> ApiMatrixRow {
+        ApiMatrixRow {
             group_version: group_version.to_owned(),
             resources: resources.iter().map(|it| (*it).to_owned()).collect(),
             served_by: served_by.to_vec(),
@@ -199,7 +199,7 @@ mod tests {
         );
         assert_eq!(found.matrix.servers, ["cp-1", "cp-2", "cp-3"]);
         assert_eq!(
-            found.alone,
+            found.served_alone,
             [
                 vec![],
                 vec!["apps/v1 b".to_owned(), "apps/v1 c".into()],
@@ -208,11 +208,11 @@ mod tests {
         );
         let found = differences(&columns, |_, _| false);
         assert_eq!(found.matrix.rows.len(), 2);
-        assert_eq!(found.alone[0], ["crd.io/v1 x"]);
+        assert_eq!(found.served_alone[0], ["crd.io/v1 x"]);
     }
 
     #[test]
-    fn what_is_lost_with_a_server_is_what_no_other_one_that_answers_serves() {
+    fn an_api_is_lost_if_no_other_server_that_takes_requests_serves_it() {
         let x: &[(&str, &str)] = &[("", "pods"), ("apps", "x")];
         let mut columns = [
             column("cp-1", Some(x)),
@@ -222,20 +222,20 @@ mod tests {
         ];
         let none: Vec<String> = Vec::new();
         let found = differences(&columns, |_, _| false);
-        assert_eq!(found.lost_with, vec![none.clone(); 4]);
-        columns[1].answers = false;
+        assert_eq!(found.lost_if_stopped, vec![none.clone(); 4]);
+        columns[1].takes_requests = false;
         let found = differences(&columns, |_, _| false);
-        assert_eq!(found.lost_with[0], ["apps/v1 x"]);
-        assert_eq!(found.lost_with[2..], [none.clone(), none.clone()]);
+        assert_eq!(found.lost_if_stopped[0], ["apps/v1 x"]);
+        assert_eq!(found.lost_if_stopped[2..], [none.clone(), none.clone()]);
         // What a server alone serves does not depend on which of them answer.
-        assert_eq!(found.alone, vec![none.clone(); 4]);
+        assert_eq!(found.served_alone, vec![none.clone(); 4]);
         // All servers share it: those that remain serve it too.
         let found = differences(&columns, |group, _| group == "apps");
-        assert_eq!(found.lost_with[0], none);
+        assert_eq!(found.lost_if_stopped[0], none);
     }
 
     #[test]
-    fn they_are_computed_again_when_a_server_serves_something_else_or_stops() {
+    fn differences_are_computed_again_when_the_apis_or_the_state_of_a_server_change() {
         let now = Instant::now();
         let mut cache = DifferencesCache::default();
         let columns = vec![column("a", Some(&[("", "x")])), column("b", Some(&[]))];
@@ -246,15 +246,17 @@ mod tests {
         ));
         assert!(!Arc::ptr_eq(
             &first,
-            &cache.of(columns.clone(), now + MAX_AGE, |_, _| false)
+            &cache.of(columns.clone(), now + DIFFERENCES_TTL, |_, _| false)
         ));
         let mut stopped = columns.clone();
-        stopped[0].answers = false;
+        stopped[0].takes_requests = false;
         assert!(!Arc::ptr_eq(&first, &cache.of(stopped, now, |_, _| false)));
         let changed = vec![columns[0].clone(), column("b", Some(&[("", "x")]))];
         assert!(cache.of(changed, now, |_, _| false).matrix.rows.is_empty());
         assert_eq!(
-            cache.of(columns[..1].to_vec(), now, |_, _| false).alone[0],
+            cache
+                .of(columns[..1].to_vec(), now, |_, _| false)
+                .served_alone[0],
             ["v1 x"]
         );
     }

@@ -2,11 +2,11 @@
 //! events. One task samples the state each second, with or without viewers; it renders the page once for all
 //! viewers.
 
-mod board;
 mod document;
 mod events;
 mod matrix;
 mod response;
+mod sampler;
 mod servers;
 mod vanishing;
 
@@ -14,8 +14,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use skewbridge_peer_directory::MicroTime;
 
-pub(crate) use self::board::StatusBoard;
-pub(super) use self::response::{is_status, respond};
+pub(super) use self::response::{is_status_path, respond};
+pub(crate) use self::sampler::StatusSampler;
 
 /// Seconds since 1970 in RFC 3339 format.
 fn timestamp(seconds: i64) -> String {

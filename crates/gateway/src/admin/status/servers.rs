@@ -36,7 +36,7 @@ pub(super) fn samples(health: &Health, now: Instant) -> Vec<ServerSample> {
         reached_by_this_bridge(&mut samples, &host);
         reached_by_peers(&mut samples, cluster_handle, &cluster);
     } else {
-        // It stands beside none of the servers, or uses no others.
+        // The bridge is in front of several servers, or has no peers.
         reached_by_this_bridge(&mut samples, &hostname());
     }
     samples
@@ -63,14 +63,15 @@ fn local(backend: &BackendHealth, presented: &PresentedCertificates) -> ServerSa
         },
         local: true,
         state,
-        problem: problem
-            .or_else(|| is_draining.then(|| "listed no more: it gets no new requests".to_owned())),
+        problem: problem.or_else(|| {
+            is_draining.then(|| "no longer listed: it gets no new requests".to_owned())
+        }),
         address: Some(backend.name.clone()),
         bridge: true,
         alive: true,
         healthy: state.is_good() && !is_draining,
         certificate_expires: presented.not_after(&backend.name).map(timestamp),
-        ..described(apis.as_deref(), report.as_deref())
+        ..versions_and_apis(apis.as_deref(), report.as_deref())
     };
     ServerSample {
         server,
@@ -107,7 +108,7 @@ fn peer(
         healthy: reachability.is_reachable() && peer.health.is_healthy(now),
         requests_in_flight: peer.health.in_flight(),
         certificate_expires: expires.map(timestamp),
-        ..described(peer.served.as_deref(), report.as_deref())
+        ..versions_and_apis(peer.served.as_deref(), report.as_deref())
     };
     ServerSample {
         server,
@@ -116,7 +117,7 @@ fn peer(
 }
 
 /// Versions and the number of APIs.
-fn described(served: Option<&ServedApis>, report: Option<&ServerReport>) -> Server {
+fn versions_and_apis(served: Option<&ServedApis>, report: Option<&ServerReport>) -> Server {
     let version = served.and_then(|it| it.version);
     let reported = report.and_then(|it| it.git_version.clone());
     Server {
@@ -178,18 +179,18 @@ fn reached_by_peers(
     }
 }
 
-/// Whether requests can be sent to a server now. A local one that is listed no more gets none; a peer
+/// Whether requests can be sent to a server now. A local one that is no longer listed gets none; a peer
 /// that has failed recently does, if no other one serves an API.
 pub(super) fn takes_requests(server: &Server) -> bool {
     server.state.is_good() && (server.healthy || !server.local)
 }
 
-/// The columns of the matrix.
-pub(super) fn columns(samples: &[ServerSample]) -> Vec<super::matrix::Column> {
-    let column = |it: &ServerSample| super::matrix::Column {
+/// The columns of the matrix of APIs.
+pub(super) fn columns(samples: &[ServerSample]) -> Vec<super::matrix::ServerColumn> {
+    let column = |it: &ServerSample| super::matrix::ServerColumn {
         name: it.server.name().to_owned(),
         index: it.index.clone() as Option<Arc<Index>>,
-        answers: takes_requests(&it.server),
+        takes_requests: takes_requests(&it.server),
     };
     samples.iter().map(column).collect()
 }

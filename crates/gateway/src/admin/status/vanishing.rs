@@ -9,18 +9,18 @@ use crate::status::page::shortened;
 use crate::vanishing::ledger::Ledger;
 use crate::vanishing::{Call, Reason, Report};
 
-/// The rows: one for each caller, API and verb.
-const MAX_CALLS: usize = 25;
+/// The maximum number of rows, one for each caller, API and verb.
+const MAX_ROWS: usize = 25;
 
-/// The characters of a user and of a user agent.
+/// The maximum length of a user and of a user agent.
 const MAX_NAME_CHARS: usize = 60;
 
-/// How long a table is used.
-const MAX_AGE: Duration = Duration::from_secs(5);
+/// How long a table is served before the ledger is read again.
+const TABLE_TTL: Duration = Duration::from_secs(5);
 
-const ID: &str = "vanishing";
+const TABLE_ID: &str = "vanishing";
 
-const TITLE: &str = "Who calls APIs that vanish";
+const TABLE_TITLE: &str = "Who calls APIs that vanish";
 
 /// The last table.
 #[derive(Debug, Default)]
@@ -31,11 +31,11 @@ pub(super) struct VanishingCache {
 impl VanishingCache {
     pub(super) fn of(&mut self, ledger: &Ledger, now: Instant) -> Arc<Table> {
         if let Some((at, table)) = &self.last
-            && now < *at + MAX_AGE
+            && now < *at + TABLE_TTL
         {
             return table.clone();
         }
-        let (report, left_out) = ledger.most_severe(MAX_CALLS);
+        let (report, left_out) = ledger.most_severe(MAX_ROWS);
         let table = Arc::new(table(&report, left_out));
         self.last = Some((now, table.clone()));
         table
@@ -54,8 +54,8 @@ fn table(report: &Report, left_out: usize) -> Table {
         "Last call",
     ];
     Table {
-        id: ID.to_owned(),
-        title: TITLE.to_owned(),
+        id: TABLE_ID.to_owned(),
+        title: TABLE_TITLE.to_owned(),
         caption: caption(report, left_out),
         columns: columns.map(str::to_owned).to_vec(),
         rows: report.calls.iter().map(row).collect(),
@@ -81,7 +81,12 @@ fn caption(report: &Report, left_out: usize) -> String {
         (None, _) => Some("The version of the servers is not known yet.".to_owned()),
     };
     let shown = report.calls.len();
-    let worst = (left_out > 0).then(|| format!("The worst {shown} of {}.", shown + left_out));
+    let listed = (left_out > 0).then(|| {
+        format!(
+            "{shown} of {} entries are listed, the most severe first.",
+            shown + left_out
+        )
+    });
     let other = report.other.map(|it| {
         format!(
             "{} calls of further callers are counted together.",
@@ -90,7 +95,7 @@ fn caption(report: &Report, left_out: usize) -> String {
     });
     let first = format!("{found} since {} to {what}.", report.since);
     let last = "skewbridge vanishing adds up all bridges.".to_owned();
-    let middle = [unknown, worst, other].into_iter().flatten();
+    let middle = [unknown, listed, other].into_iter().flatten();
     let sentences: Vec<_> = [first].into_iter().chain(middle).chain([last]).collect();
     sentences.join(" ")
 }
@@ -114,12 +119,12 @@ fn row(call: &Call) -> Vec<String> {
         shortened(&user, MAX_NAME_CHARS),
         shortened(agent, MAX_NAME_CHARS),
         call.verb.clone(),
-        call.tally.count.to_string(),
-        call.tally.last_seen.to_string(),
+        call.stats.count.to_string(),
+        call.stats.last_seen.to_string(),
     ]
 }
 
-/// What becomes of the API.
+/// What changes for the API.
 fn change(call: &Call) -> String {
     let change = match (call.reason, call.unavailable_in) {
         (Reason::Removed, Some(minor)) => format!("not served by {minor}"),
@@ -155,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_names_the_api_what_becomes_of_it_and_the_caller() {
+    fn a_row_has_the_api_its_change_and_the_caller() {
         let mut vanishing = call("removed");
         vanishing["group"] = "storage.k8s.io".into();
         vanishing["impersonatedUser"] = "bob".into();
@@ -192,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caption_says_what_is_counted_and_what_is_left_out() {
+    fn the_caption_states_what_is_counted_and_what_is_left_out() {
         let since = "since 2026-11-19T15:00:00Z to";
         let all = "skewbridge vanishing adds up all bridges.";
         let other = json!({"count": 7, "firstSeen": "2026-11-19T15:00:01Z", "lastSeen": "2026-11-19T15:00:01Z"});
@@ -208,7 +213,7 @@ mod tests {
                 json!({"target": "1.37", "targetKnown": true, "calls": [call("removed")], "other": other}),
                 40,
                 format!(
-                    "Calls through this bridge {since} APIs that 1.37 does not serve, or that are deprecated. The worst 1 of 41. 7 calls of further callers are counted together. {all}"
+                    "Calls through this bridge {since} APIs that 1.37 does not serve, or that are deprecated. 1 of 41 entries are listed, the most severe first. 7 calls of further callers are counted together. {all}"
                 ),
             ),
             (
@@ -240,7 +245,7 @@ mod tests {
         let first = cache.of(&ledger, now);
         let again = |cache: &mut VanishingCache, at| Arc::ptr_eq(&first, &cache.of(&ledger, at));
         assert!(again(&mut cache, now));
-        assert!(again(&mut cache, now + MAX_AGE / 2));
-        assert!(!again(&mut cache, now + MAX_AGE));
+        assert!(again(&mut cache, now + TABLE_TTL / 2));
+        assert!(!again(&mut cache, now + TABLE_TTL));
     }
 }

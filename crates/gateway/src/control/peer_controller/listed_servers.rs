@@ -146,10 +146,10 @@ impl ListedServers {
 /// The DNS names of the serving certificate at an address, over a verified TLS connection on which
 /// no request is sent.
 pub(super) async fn certificate_names(
-    bridge: &GatewayState,
+    state: &GatewayState,
     address: SocketAddr,
 ) -> Result<Vec<String>, String> {
-    let targets = bridge.targets.load_full();
+    let targets = state.targets.load_full();
     let target = targets.peer.as_ref();
     let target =
         target.and_then(|it| it.at(address, Vec::new(), PeerConnectionIdentity::FrontProxy));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn each_listed_address_is_probed_and_forgotten_when_it_is_listed_no_more() {
+    fn each_listed_address_is_probed_and_removed_when_it_is_no_longer_listed() {
         let now = Instant::now();
         let [own_server, other] = ["198.51.100.1:6443", "198.51.100.2:6443"].map(address);
         let mut servers = listed(own());

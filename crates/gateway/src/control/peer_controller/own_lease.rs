@@ -355,8 +355,8 @@ impl OwnLease {
 
 /// Whether the local server has ended: its port refuses connections. A server that is not ready or
 /// does not answer may still run.
-async fn server_has_ended(bridge: &GatewayState) -> bool {
-    let target = bridge.targets.load().plain.clone();
+async fn server_has_ended(state: &GatewayState) -> bool {
+    let target = state.targets.load().plain.clone();
     let connect = tokio::net::TcpStream::connect((target.host.as_str(), target.port));
     match timeout(PEER_REQUEST_TIMEOUT, connect).await {
         Ok(Err(error)) => error.kind() == io::ErrorKind::ConnectionRefused,

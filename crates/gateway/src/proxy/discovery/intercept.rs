@@ -32,16 +32,16 @@ pub(crate) enum Intercept {
 impl Intercept {
     /// Decides by the request and the cluster snapshot.
     pub(crate) fn of(head: &Parts, context: &RequestContext<'_>) -> Self {
-        let (bridge, path) = (context.bridge, context.info.path);
+        let (state, path) = (context.bridge, context.info.path);
         if context.info.kind == Kind::Resource {
             return Self::Nothing;
         }
-        let metrics = bridge.metrics.discovery();
-        let Some(cluster_handle) = &bridge.cluster_handle else {
+        let metrics = state.metrics.discovery();
+        let Some(cluster_handle) = &state.cluster_handle else {
             if ServerList::is_requested(head, path) {
                 return Self::ServerList;
             }
-            if bridge.peering_unavailable && is_for_merged(head, path) {
+            if state.peering_unavailable && is_for_merged(head, path) {
                 metrics.fallback(Fallback::NoPeering);
             }
             if is_local_only(head, path) {
@@ -65,7 +65,7 @@ impl Intercept {
         }
         let view = cluster.view.as_ref();
         match view.and_then(|view| {
-            MergedResponse::of(head, path, &context.caller, view, bridge.complete_discovery)
+            MergedResponse::of(head, path, &context.caller, view, state.complete_discovery)
         }) {
             Some(merged) => Self::View(Box::new(merged)),
             None => Self::Nothing,
@@ -86,11 +86,11 @@ impl Intercept {
     pub(crate) async fn begin(
         &mut self,
         head: &mut Parts,
-        bridge: &GatewayState,
+        state: &GatewayState,
     ) -> Option<Response<ResponseBody>> {
-        match (self, &bridge.cluster_handle) {
+        match (self, &state.cluster_handle) {
             (Self::View(merged), Some(cluster_handle)) => {
-                let metrics = bridge.metrics.discovery();
+                let metrics = state.metrics.discovery();
                 if merged.is_permitted(cluster_handle)
                     // Boxed to keep the future of the many watches small.
                     && let Some(cached) =
@@ -118,11 +118,11 @@ impl Intercept {
     pub(crate) async fn end(
         self,
         response: Response<ResponseBody>,
-        bridge: &GatewayState,
+        state: &GatewayState,
     ) -> Result<Response<ResponseBody>, Status> {
-        match (self, &bridge.cluster_handle) {
+        match (self, &state.cluster_handle) {
             (Self::View(merged), Some(cluster_handle)) => {
-                let metrics = bridge.metrics.discovery();
+                let metrics = state.metrics.discovery();
                 merged.replace(response, cluster_handle, metrics).await
             }
             (Self::ServerList, Some(cluster_handle)) => {
@@ -131,13 +131,13 @@ impl Intercept {
                     response,
                     &cluster_handle.local,
                     &cluster,
-                    bridge.leaders.list(Instant::now()),
+                    state.leaders.list(Instant::now()),
                 ))
             }
             (Self::ServerList, None) => Ok(ServerList::of_local_only(
                 response,
-                !bridge.peering_unavailable,
-                bridge.leaders.list(Instant::now()),
+                !state.peering_unavailable,
+                state.leaders.list(Instant::now()),
             )),
             (Self::ServerOpenApi(requested), Some(cluster_handle)) => {
                 requested.replace(response, cluster_handle).await

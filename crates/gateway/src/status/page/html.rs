@@ -3,9 +3,9 @@
 use std::fmt::{self, Display};
 
 /// Text that contains no markup, for element content and for quoted attributes.
-pub(super) struct Text<'a>(pub(super) &'a str);
+pub(super) struct Escaped<'a>(pub(super) &'a str);
 
-impl Display for Text<'_> {
+impl Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for letter in self.0.chars() {
             match letter {
@@ -42,11 +42,15 @@ pub(crate) fn shortened(text: &str, max_chars: usize) -> String {
 /// The time of day of an RFC 3339 time, in UTC, as an element.
 pub(super) fn time_of_day(time: &str) -> String {
     let of_day = time.get(11..19).unwrap_or(time);
-    format!("<time datetime=\"{}\">{}</time>", Text(time), Text(of_day))
+    format!(
+        "<time datetime=\"{}\">{}</time>",
+        Escaped(time),
+        Escaped(of_day)
+    )
 }
 
 /// A number with as many digits as matter.
-pub(super) fn number(value: f64) -> String {
+pub(super) fn short_number(value: f64) -> String {
     // The sum of no values is a negative zero.
     let value = value + 0.0;
     if value >= 100.0 {
@@ -80,7 +84,7 @@ mod tests {
             ("{{title}}", "&#123;&#123;title}}"),
             ("é 漢", "é 漢"),
         ] {
-            assert_eq!(Text(text).to_string(), expected);
+            assert_eq!(Escaped(text).to_string(), expected);
         }
     }
 
@@ -95,7 +99,7 @@ mod tests {
             (12.34, "12.3"),
             (1234.5, "1234"),
         ] {
-            assert_eq!(number(value), expected);
+            assert_eq!(short_number(value), expected);
         }
     }
 

@@ -11,16 +11,16 @@ use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use self::html::Text;
+use self::html::Escaped;
 pub(crate) use self::html::shortened;
 pub(crate) use self::sections::{Section, sections};
-use super::Document;
+use super::StatusDocument;
 
 /// Style, script and frame of the page.
 const PAGE: &str = include_str!("page.html");
 
 /// The part of [`PAGE`] between two marks; empty if they are missing, which a test excludes.
-fn between(start: &str, end: &str) -> &'static str {
+fn page_part(start: &str, end: &str) -> &'static str {
     let rest = PAGE.split_once(start).map_or("", |(_, rest)| rest);
     rest.split_once(end).map_or("", |(part, _)| part)
 }
@@ -32,22 +32,22 @@ pub(crate) static CONTENT_SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
     format!(
         "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; connect-src 'self'; \
          img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-        hash(between("<style>", "</style>")),
-        hash(between("<script>", "</script>")),
+        hash(page_part("<style>", "</style>")),
+        hash(page_part("<script>", "</script>")),
     )
 });
 
 /// The page.
-pub(crate) fn page(document: &Document) -> String {
+pub(crate) fn page(document: &StatusDocument) -> String {
     let sections: String = sections(document).into_iter().map(|it| it.html).collect();
-    let title = Text(&title(document)).to_string();
+    let title = Escaped(&title(document)).to_string();
     // The content of sections is inserted last: it may contain any text.
     PAGE.replace("{{title}}", &title)
         .replace("{{sections}}", &sections)
 }
 
 /// The servers behind the bridge.
-pub(crate) fn title(document: &Document) -> String {
+pub(crate) fn title(document: &StatusDocument) -> String {
     let local = document.servers.iter().filter(|it| it.local);
     let names: Vec<_> = local.map(|it| it.name().to_owned()).collect();
     shortened(&names.join(", "), 60)
@@ -57,16 +57,16 @@ pub(crate) fn title(document: &Document) -> String {
 mod tests {
     use super::*;
     use crate::status::{
-        Bridge, Certificate, Departed, Event, IfStopped, Matrix, MatrixRow, OpenRequests,
-        ReachedBy, Registry, Server, ServerState, Table, Tapped, TappedRequest, Traffic,
-        TrafficRow,
+        ApiMatrix, ApiMatrixRow, Bridge, Certificate, DepartedServer, Event, OpenRequests,
+        ReachedBy, Registry, Server, ServerState, StopImpact, Table, TappedRequest, TappedRequests,
+        Traffic, TrafficRow,
     };
 
     const HOSTILE: &str = "<img src=x onerror=alert(1)>\"'{{sections}}&\u{202e}";
 
     /// A document in which every text is hostile.
     #[allow(clippy::too_many_lines)] // every field
-    fn hostile() -> Document {
+    fn hostile() -> StatusDocument {
         let text = || HOSTILE.to_owned();
         let texts = || vec![text()];
         let request = TappedRequest {
@@ -79,7 +79,7 @@ mod tests {
             rule: Some(text()),
             ..TappedRequest::default()
         };
-        let tapped = || Tapped {
+        let tapped = || TappedRequests {
             requests: vec![request.clone()],
             skipped: 3,
         };
@@ -101,7 +101,7 @@ mod tests {
             }],
             ..Server::default()
         };
-        Document {
+        StatusDocument {
             time: text(),
             bridge: Bridge {
                 version: text(),
@@ -116,25 +116,25 @@ mod tests {
                 ..Bridge::default()
             },
             servers: vec![server(ServerState::Ready), server(ServerState::Unreachable)],
-            departed: vec![Departed {
+            departed: vec![DepartedServer {
                 time: text(),
                 name: text(),
                 version: Some(text()),
             }],
-            matrix: Matrix {
+            matrix: ApiMatrix {
                 servers: texts(),
-                rows: vec![MatrixRow {
+                rows: vec![ApiMatrixRow {
                     group_version: text(),
                     resources: texts(),
                     served_by: vec![Some(true)],
                 }],
                 omitted: 1,
             },
-            if_stopped: vec![IfStopped {
+            if_stopped: vec![StopImpact {
                 server: text(),
                 apis: texts(),
                 remaining: texts(),
-                ..IfStopped::default()
+                ..StopImpact::default()
             }],
             traffic: Traffic {
                 rows: vec![TrafficRow {
@@ -171,7 +171,7 @@ mod tests {
                 columns: texts(),
                 rows: vec![texts()],
             }],
-            ..Document::default()
+            ..StatusDocument::default()
         }
     }
 
@@ -215,10 +215,10 @@ mod tests {
     }
 
     #[test]
-    fn a_bridge_that_knows_nothing_yet_has_a_page() {
-        let page = page(&Document::default());
+    fn the_page_is_rendered_before_anything_is_known() {
+        let page = page(&StatusDocument::default());
         assert!(page.contains("</html>"));
-        let ids: Vec<_> = sections(&Document::default())
+        let ids: Vec<_> = sections(&StatusDocument::default())
             .into_iter()
             .map(|it| it.id)
             .collect();

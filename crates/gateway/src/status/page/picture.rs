@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::html::{Text, number, shortened};
-use crate::status::{Document, Server, ServerState};
+use super::html::{Escaped, short_number, shortened};
+use crate::status::{Server, ServerState, StatusDocument};
 
 /// Where things stand, in units of the picture.
 struct Layout {
@@ -38,32 +38,32 @@ const NARROW: Layout = Layout {
 };
 
 /// The space between two boxes.
-const GAP: u32 = 14;
+const SERVER_BOX_GAP: u32 = 14;
 
 const BRIDGE_HEIGHT: u32 = 92;
 
 /// The picture for wide and for narrow screens.
-pub(super) fn picture(document: &Document) -> String {
+pub(super) fn picture(document: &StatusDocument) -> String {
     [WIDE, NARROW].iter().map(|it| draw(document, it)).collect()
 }
 
-fn draw(document: &Document, layout: &Layout) -> String {
+fn draw(document: &StatusDocument, layout: &Layout) -> String {
     let (left, first_top, width, height) = layout.server;
     let count = u32::try_from(document.servers.len()).unwrap_or(u32::MAX);
-    let bottom = first_top + count.saturating_mul(height + GAP);
-    let total = bottom.max(layout.bridge.1 + BRIDGE_HEIGHT + GAP);
+    let bottom = first_top + count.saturating_mul(height + SERVER_BOX_GAP);
+    let total = bottom.max(layout.bridge.1 + BRIDGE_HEIGHT + SERVER_BOX_GAP);
     let (bridge_left, mut bridge_top, bridge_width) = layout.bridge;
     if layout.is_sideways {
-        bridge_top = (total - GAP).saturating_sub(BRIDGE_HEIGHT) / 2;
+        bridge_top = (total - SERVER_BOX_GAP).saturating_sub(BRIDGE_HEIGHT) / 2;
     }
     let mut out = format!(
         "<svg class=\"picture {}\" viewBox=\"0 0 {} {total}\" role=\"img\" aria-label=\"{}\">",
         layout.class,
         layout.width,
-        Text(&spoken(document))
+        Escaped(&text_alternative(document))
     );
     for (server, row) in document.servers.iter().zip(0..) {
-        let top = first_top + row * (height + GAP);
+        let top = first_top + row * (height + SERVER_BOX_GAP);
         let middle = top + height / 2;
         let path = if layout.is_sideways {
             let (from, start) = (bridge_left + bridge_width, bridge_top + BRIDGE_HEIGHT / 2);
@@ -73,7 +73,7 @@ fn draw(document: &Document, layout: &Layout) -> String {
             let (from, start) = (12, bridge_top + BRIDGE_HEIGHT / 2);
             format!("M{bridge_left} {start}H{from}V{middle}H{left}")
         };
-        let state = class_of(server.state);
+        let state = state_class(server.state);
         let busy = if per_second(document, server) >= 0.1 {
             " busy"
         } else {
@@ -93,7 +93,7 @@ fn draw(document: &Document, layout: &Layout) -> String {
     out
 }
 
-fn draw_bridge(out: &mut String, document: &Document, (left, top, width): (u32, u32, u32)) {
+fn draw_bridge(out: &mut String, document: &StatusDocument, (left, top, width): (u32, u32, u32)) {
     let bridge = &document.bridge;
     let (state, words) = match (bridge.ready, bridge.draining) {
         (_, true) => ("bad", "shutting down"),
@@ -113,21 +113,21 @@ fn draw_bridge(out: &mut String, document: &Document, (left, top, width): (u32, 
         left + 34,
         top + 25,
         top + 45,
-        Text(&shortened(&bridge.version, 12)),
+        Escaped(&shortened(&bridge.version, 12)),
         top + 62,
-        number(document.traffic.per_second),
+        short_number(document.traffic.per_second),
         top + 79,
     );
 }
 
 fn draw_server(
     out: &mut String,
-    document: &Document,
+    document: &StatusDocument,
     server: &Server,
     (left, top, width, height): (u32, u32, u32, u32),
     layout: &Layout,
 ) {
-    let state = class_of(server.state);
+    let state = state_class(server.state);
     let role = if server.local {
         "behind this bridge"
     } else {
@@ -142,7 +142,7 @@ fn draw_server(
         None => format!(
             "{}, {role}, {} requests/s",
             server.state.as_str(),
-            number(per_second(document, server))
+            short_number(per_second(document, server))
         ),
     };
     let mut second = vec![
@@ -171,7 +171,7 @@ fn draw_server(
     let lines = [
         first,
         second.join(" · "),
-        format!("{third} · {}", reached(server)),
+        format!("{third} · {}", reached_by_text(server)),
     ];
     let _ = write!(
         out,
@@ -179,14 +179,14 @@ fn draw_server(
          <rect x=\"{left}\" y=\"{top}\" width=\"{width}\" height=\"{height}\" rx=\"10\"/>{}\
          <text class=\"name\" x=\"{}\" y=\"{}\">{}</text>\
          <text class=\"version\" x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
-        Text(&server.identity),
+        Escaped(&server.identity),
         icon(state, left + 20, top + 20),
         left + 34,
         top + 25,
-        Text(&shortened(server.name(), layout.line_chars / 2)),
+        Escaped(&shortened(server.name(), layout.line_chars / 2)),
         left + width - 14,
         top + 25,
-        Text(&shortened(&server.version_text(), layout.line_chars / 2)),
+        Escaped(&shortened(&server.version_text(), layout.line_chars / 2)),
     );
     let step = if layout.is_sideways { 18 } else { 20 };
     for (line, row) in lines.iter().zip(0..) {
@@ -195,20 +195,20 @@ fn draw_server(
             "<text x=\"{}\" y=\"{}\">{}</text>",
             left + 14,
             top + 48 + row * step,
-            Text(&shortened(line, layout.line_chars)),
+            Escaped(&shortened(line, layout.line_chars)),
         );
     }
     out.push_str("</g>");
 }
 
 /// Requests of this bridge to a server.
-fn per_second(document: &Document, server: &Server) -> f64 {
+fn per_second(document: &StatusDocument, server: &Server) -> f64 {
     let rows = document.traffic.rows.iter();
     let rows = rows.filter(|row| row.server.as_deref() == Some(server.name()));
     rows.map(|row| row.per_second).sum()
 }
 
-fn reached(server: &Server) -> String {
+fn reached_by_text(server: &Server) -> String {
     let names = |reached: bool| {
         let those = server.reached_by.iter().filter(|it| it.reached == reached);
         those
@@ -240,7 +240,7 @@ fn icon(state: &str, x: u32, y: u32) -> String {
     )
 }
 
-pub(super) fn class_of(state: ServerState) -> &'static str {
+pub(super) fn state_class(state: ServerState) -> &'static str {
     match state {
         ServerState::Ready | ServerState::Reachable => "good",
         ServerState::NotReady | ServerState::Unreachable => "bad",
@@ -248,8 +248,8 @@ pub(super) fn class_of(state: ServerState) -> &'static str {
     }
 }
 
-/// The picture in words.
-fn spoken(document: &Document) -> String {
+/// The text alternative of the picture.
+fn text_alternative(document: &StatusDocument) -> String {
     let servers = document.servers.iter().map(|server| {
         format!(
             "{}: {}, {}",

@@ -3,18 +3,18 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::html::{Text, number, shortened, time_of_day};
-use super::picture::{class_of, picture};
-use crate::status::{Document, Server, Table, Tapped};
+use super::html::{Escaped, short_number, shortened, time_of_day};
+use super::picture::{picture, state_class};
+use crate::status::{Server, StatusDocument, Table, TappedRequests};
 
 /// The rows of the tap and the timeline that the page shows; JSON has all.
-const MAX_LISTED: usize = 25;
+const MAX_ROWS: usize = 25;
 
 /// The rows of open requests that the page shows.
-const MAX_OPEN: usize = 20;
+const MAX_OPEN_REQUEST_ROWS: usize = 20;
 
 /// Certificates that expire within so many days are marked.
-const SOON_DAYS: i64 = 30;
+const EXPIRY_WARNING_DAYS: i64 = 30;
 
 /// A section: its identifier, and the element.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(crate) struct Section {
 }
 
 /// All sections, in their order.
-pub(crate) fn sections(document: &Document) -> Vec<Section> {
+pub(crate) fn sections(document: &StatusDocument) -> Vec<Section> {
     let mut all = vec![
         section("summary", "Now", &summary(document)),
         section("picture", "Control plane", &control_plane(document)),
@@ -34,7 +34,7 @@ pub(crate) fn sections(document: &Document) -> Vec<Section> {
         section("matrix", "What only some servers serve", &matrix(document)),
         section("open", "Open watches and streams", &open(document)),
     ];
-    all.extend(document.tables.iter().map(further));
+    all.extend(document.tables.iter().map(table_section));
     all.extend([
         section(
             "refused",
@@ -57,7 +57,7 @@ pub(crate) fn sections(document: &Document) -> Vec<Section> {
 }
 
 fn section(id: &str, title: &str, content: &str) -> Section {
-    let (id_text, title) = (Text(id), Text(title));
+    let (id_text, title) = (Escaped(id), Escaped(title));
     Section {
         id: id.to_owned(),
         html: format!(
@@ -67,7 +67,7 @@ fn section(id: &str, title: &str, content: &str) -> Section {
     }
 }
 
-fn summary(document: &Document) -> String {
+fn summary(document: &StatusDocument) -> String {
     let bridge = &document.bridge;
     let (good, all) = (
         document
@@ -128,18 +128,18 @@ fn summary(document: &Document) -> String {
     let open: usize = document.open.iter().map(|it| it.count).sum();
     let mut out = format!(
         "<p class=\"verdict {tone}\">{}</p><dl class=\"tiles\">",
-        Text(&verdict)
+        Escaped(&verdict)
     );
     let mut tile = |name: &str, value: &str, more: &str| {
         let _ = write!(out, "<div><dt>{name}</dt><dd>{value}{more}</dd></div>");
     };
-    tile("Versions", &Text(&versions.join(", ")).to_string(), "");
+    tile("Versions", &Escaped(&versions.join(", ")).to_string(), "");
     tile(
         "Requests per second",
-        &number(document.traffic.per_second),
+        &short_number(document.traffic.per_second),
         &sparkline(&document.traffic.history),
     );
-    tile("Rerouted per second", &number(rerouted), "");
+    tile("Rerouted per second", &short_number(rerouted), "");
     tile("Errors in the last minute", &errors.to_string(), "");
     tile("Refused since the start", &refused.to_string(), "");
     tile("Open watches and streams", &open.to_string(), "");
@@ -150,7 +150,11 @@ fn summary(document: &Document) -> String {
     );
     if let Some(registry) = &bridge.registry {
         let state = if registry.up { "works" } else { "fails" };
-        tile("Registry", &format!("{} {state}", Text(&registry.kind)), "");
+        tile(
+            "Registry",
+            &format!("{} {state}", Escaped(&registry.kind)),
+            "",
+        );
     }
     out.push_str("</dl>");
     out
@@ -180,27 +184,27 @@ fn sparkline(history: &[u64]) -> String {
     )
 }
 
-fn control_plane(document: &Document) -> String {
+fn control_plane(document: &StatusDocument) -> String {
     let mut out = picture(document);
     for departed in &document.departed {
         let version = departed.version.as_deref().unwrap_or("version not known");
         let _ = write!(
             out,
             "<p class=\"departed\">{} ({}) left at {} UTC.</p>",
-            Text(&departed.name),
-            Text(version),
+            Escaped(&departed.name),
+            Escaped(version),
             time_of_day(&departed.time)
         );
     }
     out
 }
 
-fn timeline(document: &Document) -> String {
+fn timeline(document: &StatusDocument) -> String {
     if document.timeline.is_empty() {
         return empty("Nothing has changed since the start of the bridge, or in the last hour.");
     }
     let mut out = "<ol class=\"events\" tabindex=\"0\" aria-label=\"Changes\">".to_owned();
-    for event in document.timeline.iter().take(MAX_LISTED) {
+    for event in document.timeline.iter().take(MAX_ROWS) {
         let tone = match event.tone.as_str() {
             "good" => "good",
             "bad" => "bad",
@@ -209,20 +213,20 @@ fn timeline(document: &Document) -> String {
         let server = event
             .server
             .as_deref()
-            .map(|it| format!("<b>{}</b> ", Text(it)));
+            .map(|it| format!("<b>{}</b> ", Escaped(it)));
         let _ = write!(
             out,
             "<li class=\"{tone}\">{} {}{}</li>",
             time_of_day(&event.time),
             server.unwrap_or_default(),
-            Text(&event.text)
+            Escaped(&event.text)
         );
     }
     out.push_str("</ol>");
     out
 }
 
-fn if_stopped(document: &Document) -> String {
+fn if_stopped(document: &StatusDocument) -> String {
     if document.if_stopped.is_empty() {
         return empty("No server answers.");
     }
@@ -230,20 +234,20 @@ fn if_stopped(document: &Document) -> String {
         let apis = match (it.is_last, it.apis.len()) {
             (true, _) => "<strong>all requests</strong>".to_owned(),
             (false, 0) => "none".to_owned(),
-            (false, count) => folded(&format!("{count} APIs"), &it.apis),
+            (false, count) => expandable_list(&format!("{count} APIs"), &it.apis),
         };
         let remaining = if it.remaining.is_empty() {
             "no server remains".to_owned()
         } else {
-            Text(&it.remaining.join(", ")).to_string()
+            Escaped(&it.remaining.join(", ")).to_string()
         };
         [
-            Cell::Header(Text(&it.server).to_string()),
+            Cell::Header(Escaped(&it.server).to_string()),
             Cell::Text(apis),
             Cell::Number(it.watches.to_string()),
             Cell::Number(it.streams.to_string()),
             Cell::Number(it.clients.to_string()),
-            Cell::Number(number(it.requests_per_second)),
+            Cell::Number(short_number(it.requests_per_second)),
             Cell::Text(remaining),
         ]
     });
@@ -262,17 +266,18 @@ fn if_stopped(document: &Document) -> String {
     )
 }
 
-fn traffic(document: &Document) -> String {
+fn traffic(document: &StatusDocument) -> String {
     if document.traffic.rows.is_empty() {
         return empty("No request has ended yet.");
     }
-    let milliseconds =
-        |value: Option<f64>| value.map_or("–".to_owned(), |it| format!("≤ {} ms", number(it)));
+    let milliseconds = |value: Option<f64>| {
+        value.map_or("–".to_owned(), |it| format!("≤ {} ms", short_number(it)))
+    };
     let rows = document.traffic.rows.iter().map(|row| {
         [
-            Cell::Header(Text(row.server.as_deref().unwrap_or("no server")).to_string()),
-            Cell::Text(Text(&row.rule).to_string()),
-            Cell::Number(number(row.per_second)),
+            Cell::Header(Escaped(row.server.as_deref().unwrap_or("no server")).to_string()),
+            Cell::Text(Escaped(&row.rule).to_string()),
+            Cell::Number(short_number(row.per_second)),
             Cell::Number(milliseconds(row.p50_milliseconds)),
             Cell::Number(milliseconds(row.p99_milliseconds)),
             Cell::Number(row.errors_in_minute.to_string()),
@@ -294,7 +299,7 @@ fn traffic(document: &Document) -> String {
     )
 }
 
-fn matrix(document: &Document) -> String {
+fn matrix(document: &StatusDocument) -> String {
     let matrix = &document.matrix;
     if matrix.rows.is_empty() {
         return empty("Every server whose APIs are known serves the same.");
@@ -305,8 +310,8 @@ fn matrix(document: &Document) -> String {
         .collect();
     let rows = matrix.rows.iter().map(|row| {
         let resources = match row.resources.as_slice() {
-            [one] => Text(one).to_string(),
-            many => folded(&format!("{} resources", many.len()), many),
+            [one] => Escaped(one).to_string(),
+            many => expandable_list(&format!("{} resources", many.len()), many),
         };
         let marks = row.served_by.iter().map(|it| match it {
             Some(true) => Cell::Mark("yes", "✓"),
@@ -314,7 +319,7 @@ fn matrix(document: &Document) -> String {
             None => Cell::Mark("unknown", "?"),
         });
         let first = [
-            Cell::Header(Text(&row.group_version).to_string()),
+            Cell::Header(Escaped(&row.group_version).to_string()),
             Cell::Text(resources),
         ];
         first.into_iter().chain(marks).collect::<Vec<_>>()
@@ -334,16 +339,16 @@ fn matrix(document: &Document) -> String {
     out
 }
 
-fn open(document: &Document) -> String {
+fn open(document: &StatusDocument) -> String {
     if document.open.is_empty() {
         return empty("No watch and no stream is open.");
     }
-    let rows = document.open.iter().take(MAX_OPEN).map(|it| {
+    let rows = document.open.iter().take(MAX_OPEN_REQUEST_ROWS).map(|it| {
         [
-            Cell::Header(Text(&it.kind).to_string()),
-            Cell::Text(Text(&it.server).to_string()),
-            Cell::Text(Text(&it.user).to_string()),
-            Cell::Text(Text(&it.program).to_string()),
+            Cell::Header(Escaped(&it.kind).to_string()),
+            Cell::Text(Escaped(&it.server).to_string()),
+            Cell::Text(Escaped(&it.user).to_string()),
+            Cell::Text(Escaped(&it.program).to_string()),
             Cell::Number(it.count.to_string()),
         ]
     });
@@ -354,30 +359,30 @@ fn open(document: &Document) -> String {
     )
 }
 
-fn tapped(tapped: &Tapped, nothing: &str) -> String {
+fn tapped(tapped: &TappedRequests, nothing: &str) -> String {
     if tapped.requests.is_empty() {
         return empty(nothing);
     }
-    let rows = tapped.requests.iter().take(MAX_LISTED).map(|it| {
+    let rows = tapped.requests.iter().take(MAX_ROWS).map(|it| {
         let rule = it
             .rule
             .as_deref()
-            .map(|rule| format!("{} ", Text(rule)))
+            .map(|rule| format!("{} ", Escaped(rule)))
             .unwrap_or_default();
         let server = it.server.as_deref().map_or("–".to_owned(), |server| {
-            format!("{rule}→ {}", Text(server))
+            format!("{rule}→ {}", Escaped(server))
         });
         [
             Cell::Text(time_of_day(&it.time)),
-            Cell::Text(Text(&it.verb).to_string()),
-            Cell::Header(format!("<code>{}</code>", Text(&it.path))),
+            Cell::Text(Escaped(&it.verb).to_string()),
+            Cell::Header(format!("<code>{}</code>", Escaped(&it.path))),
             Cell::Number(it.code.to_string()),
             Cell::Number(format!("{} ms", it.milliseconds)),
             Cell::Text(server),
             Cell::Text(format!(
                 "{} <small>{}</small>",
-                Text(&it.user),
-                Text(&shortened(&it.user_agent, 60))
+                Escaped(&it.user),
+                Escaped(&shortened(&it.user_agent, 60))
             )),
         ]
     });
@@ -404,28 +409,32 @@ fn tapped(tapped: &Tapped, nothing: &str) -> String {
     out
 }
 
-fn servers(document: &Document) -> String {
+fn servers(document: &StatusDocument) -> String {
     let rows = document.servers.iter().map(|it| {
         [
             Cell::Header(format!(
                 "{}<br><small>{}</small>",
-                Text(it.name()),
-                Text(&it.identity)
+                Escaped(it.name()),
+                Escaped(&it.identity)
             )),
             Cell::Text(state(it)),
-            Cell::Text(format!("{}{}", Text(&it.version_text()), build(it))),
-            Cell::Text(Text(it.address.as_deref().unwrap_or("–")).to_string()),
+            Cell::Text(format!(
+                "{}{}",
+                Escaped(&it.version_text()),
+                version_details(it)
+            )),
+            Cell::Text(Escaped(it.address.as_deref().unwrap_or("–")).to_string()),
             Cell::Text(reached_by(it)),
             Cell::Number(it.requests_in_flight.to_string()),
             Cell::Text(match it.serves_alone.as_slice() {
                 [] => "none".to_owned(),
-                apis => folded(&format!("{} APIs", apis.len()), apis),
+                apis => expandable_list(&format!("{} APIs", apis.len()), apis),
             }),
             Cell::Text(
                 it.certificate_expires
                     .as_deref()
                     .map_or("not seen".to_owned(), |at| {
-                        Text(at.get(..10).unwrap_or(at)).to_string()
+                        Escaped(at.get(..10).unwrap_or(at)).to_string()
                     }),
             ),
         ]
@@ -448,11 +457,11 @@ fn servers(document: &Document) -> String {
 
 fn state(server: &Server) -> String {
     let words = server.state.as_str();
-    let class = class_of(server.state);
+    let class = state_class(server.state);
     let problem = server
         .problem
         .as_deref()
-        .map(|it| format!("<br><small>{}</small>", Text(it)));
+        .map(|it| format!("<br><small>{}</small>", Escaped(it)));
     format!(
         "<span class=\"state {class}\">{words}</span>{}",
         problem.unwrap_or_default()
@@ -460,15 +469,19 @@ fn state(server: &Server) -> String {
 }
 
 /// Build metadata of the version, and the minimum compatibility version.
-fn build(server: &Server) -> String {
+fn version_details(server: &Server) -> String {
     let mut out = String::new();
     if let (Some(git_version), Some(version)) = (&server.git_version, &server.version)
         && git_version.trim_start_matches('v') != version
     {
-        let _ = write!(out, "<br><small>{}</small>", Text(git_version));
+        let _ = write!(out, "<br><small>{}</small>", Escaped(git_version));
     }
     if let Some(version) = &server.min_compatibility_version {
-        let _ = write!(out, "<br><small>compatible with {}</small>", Text(version));
+        let _ = write!(
+            out,
+            "<br><small>compatible with {}</small>",
+            Escaped(version)
+        );
     }
     out
 }
@@ -476,21 +489,23 @@ fn build(server: &Server) -> String {
 fn reached_by(server: &Server) -> String {
     let bridges = server.reached_by.iter().map(|it| {
         let (mark, words) = if it.reached { ("✓", "reached by") } else { ("✗", "not reached by") };
-        format!("<span class=\"hidden\">{words} </span>{}&nbsp;<span aria-hidden=\"true\">{mark}</span>", Text(&it.bridge))
+        format!("<span class=\"hidden\">{words} </span>{}&nbsp;<span aria-hidden=\"true\">{mark}</span>", Escaped(&it.bridge))
     });
     bridges.collect::<Vec<_>>().join("<br>")
 }
 
-fn certificates(document: &Document) -> String {
+fn certificates(document: &StatusDocument) -> String {
     let rows = document.certificates.iter().map(|it| {
         let days = match it.days_left {
             left if left < 0 => "<strong class=\"bad\">expired</strong>".to_owned(),
-            left if left < SOON_DAYS => format!("<strong class=\"bad\">{left} days</strong>"),
+            left if left < EXPIRY_WARNING_DAYS => {
+                format!("<strong class=\"bad\">{left} days</strong>")
+            }
             left => format!("{left} days"),
         };
         [
-            Cell::Header(format!("<code>{}</code>", Text(&it.flag))),
-            Cell::Text(Text(it.expires.get(..10).unwrap_or(&it.expires)).to_string()),
+            Cell::Header(format!("<code>{}</code>", Escaped(&it.flag))),
+            Cell::Text(Escaped(it.expires.get(..10).unwrap_or(&it.expires)).to_string()),
             Cell::Number(days),
         ]
     });
@@ -501,18 +516,18 @@ fn certificates(document: &Document) -> String {
     )
 }
 
-fn further(further: &Table) -> Section {
-    let columns: Vec<_> = further.columns.iter().map(String::as_str).collect();
-    let rows = further.rows.iter().map(|row| {
-        let cells = row.iter().map(|it| Cell::Text(Text(it).to_string()));
+fn table_section(table_data: &Table) -> Section {
+    let columns: Vec<_> = table_data.columns.iter().map(String::as_str).collect();
+    let rows = table_data.rows.iter().map(|row| {
+        let cells = row.iter().map(|it| Cell::Text(Escaped(it).to_string()));
         cells.collect::<Vec<_>>()
     });
-    let content = if further.rows.is_empty() {
-        empty(&Text(&further.caption).to_string())
+    let content = if table_data.rows.is_empty() {
+        empty(&Escaped(&table_data.caption).to_string())
     } else {
-        table(&further.caption, &columns, rows)
+        table(&table_data.caption, &columns, rows)
     };
-    section(&further.id, &further.title, &content)
+    section(&table_data.id, &table_data.title, &content)
 }
 
 fn empty(html: &str) -> String {
@@ -520,10 +535,10 @@ fn empty(html: &str) -> String {
 }
 
 /// A summary that opens a list.
-fn folded(summary: &str, items: &[String]) -> String {
+fn expandable_list(summary: &str, items: &[String]) -> String {
     let mut list = String::new();
     for item in items {
-        let _ = write!(list, "<li>{}</li>", Text(item));
+        let _ = write!(list, "<li>{}</li>", Escaped(item));
     }
     format!("<details><summary>{summary}</summary><ul>{list}</ul></details>")
 }
@@ -544,14 +559,14 @@ fn table<R: IntoIterator<Item = Cell>>(
     columns: &[&str],
     rows: impl Iterator<Item = R>,
 ) -> String {
-    let caption = Text(caption);
+    let caption = Escaped(caption);
     let mut out = format!(
         "<p class=\"caption\" aria-hidden=\"true\">{caption}</p>\
          <div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"{caption}\">\
          <table><caption class=\"hidden\">{caption}</caption><thead><tr>"
     );
     for column in columns {
-        let _ = write!(out, "<th scope=\"col\">{}</th>", Text(column));
+        let _ = write!(out, "<th scope=\"col\">{}</th>", Escaped(column));
     }
     out.push_str("</tr></thead><tbody>");
     for row in rows {

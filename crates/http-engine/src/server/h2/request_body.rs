@@ -13,7 +13,7 @@ use crate::body::{BodyError, BodySource, Frame, PollFrame, poll_stream};
 use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 
 /// Why a request has no answer.
-pub(super) enum NoResponse {
+pub(super) enum CallAborted {
     /// The client reset the stream or disconnected.
     Reset,
     /// Evicted; the client gets a Status in this format.
@@ -39,7 +39,7 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    pub(super) fn poll_evicted(&mut self, cx: &mut Context<'_>) -> Poll<NoResponse> {
+    pub(super) fn poll_evicted(&mut self, cx: &mut Context<'_>) -> Poll<CallAborted> {
         if self.stream.is_done() {
             self.guard = None;
             return Poll::Pending;
@@ -57,7 +57,7 @@ impl<'a> Incoming<'a> {
             }
         };
         let evicted = guard.poll_evicted(self.stream.bytes_read(), sample, cx);
-        evicted.map(|eviction| NoResponse::Evicted(eviction, self.format))
+        evicted.map(|eviction| CallAborted::Evicted(eviction, self.format))
     }
 }
 

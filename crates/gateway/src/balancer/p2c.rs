@@ -1,4 +1,4 @@
-//! Which backend gets a request: a pure function over plain data.
+//! The backend that gets a request: power of two choices (p2c), a pure function over plain data.
 
 use crate::config::MAX_UPSTREAMS;
 
@@ -9,7 +9,7 @@ pub(crate) enum Readiness {
     Ready,
     /// Its server is ready, but the last request to it failed, or the bridge has not read its APIs
     /// yet.
-    Doubtful,
+    Degraded,
     /// Its server is not ready, or does not answer.
     NotReady,
 }
@@ -71,8 +71,8 @@ pub(crate) fn choose(
     if count < 2 {
         return equal.nth(0);
     }
-    let first = below(random >> 33, count);
-    let second = below(random >> 13, count - 1);
+    let first = random_below(random >> 33, count);
+    let second = random_below(random >> 13, count - 1);
     // Not the first one again.
     let second = second + usize::from(second >= first);
     let (first, second) = (equal.nth(first)?, equal.nth(second)?);
@@ -81,7 +81,7 @@ pub(crate) fn choose(
 }
 
 /// A number below `count` from random bits.
-fn below(random: u64, count: usize) -> usize {
+fn random_below(random: u64, count: usize) -> usize {
     // The remainder is below `count`, which is a usize.
     usize::try_from(random % count as u64).unwrap_or(0)
 }
@@ -91,7 +91,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use Readiness::{Doubtful, NotReady, Ready};
+    use Readiness::{Degraded, NotReady, Ready};
 
     const RANDOM: [u64; 4] = [0, 0x9e37_79b9_7f4a_7c15, 0x5555_5555_5555_5555, u64::MAX];
 
@@ -129,7 +129,7 @@ mod tests {
             (&[(Ready, 0), (Ready, 0)], &[], &[0, 1]),
             (&[(Ready, 3), (Ready, 2)], &[], &[1]),
             (&[(Ready, 3), (NotReady, 0)], &[], &[0]),
-            (&[(NotReady, 0), (Doubtful, 5)], &[], &[1]),
+            (&[(NotReady, 0), (Degraded, 5)], &[], &[1]),
             // The backend with the most requests in flight is never chosen.
             (&[(Ready, 1), (Ready, 5), (Ready, 2)], &[], &[0, 2]),
             (&[(Ready, 1), (Ready, 5), (Ready, 2)], &[0], &[2]),
@@ -149,7 +149,7 @@ mod tests {
             tried_bits: u32,
             random: u64,
         ) {
-            let readiness = |index: usize| [Ready, Doubtful, NotReady][usize::from(backends[index].0)];
+            let readiness = |index: usize| [Ready, Degraded, NotReady][usize::from(backends[index].0)];
             let tried = BackendSet(tried_bits);
             let index = choose(backends.len(), tried, random, |index| Candidate {
                 readiness: readiness(index),

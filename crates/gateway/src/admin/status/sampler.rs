@@ -6,58 +6,58 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::document::{self, Inputs};
+use super::document::{self, DocumentInputs};
 use super::events::{Snapshot, Update};
 use super::matrix::DifferencesCache;
 use super::servers;
 use super::vanishing::VanishingCache;
 use crate::activity::Activity;
-use crate::activity::observers::Viewer;
-use crate::activity::rates::Rates;
+use crate::activity::observers::ViewerGuard;
+use crate::activity::rates::RateWindow;
 use crate::cluster_state::ResyncHint;
 use crate::health::Health;
-use crate::status::Document;
+use crate::status::StatusDocument;
 use crate::status::timeline::{ServerSample, Timeline};
 use crate::vanishing::ledger::Ledger;
 
 /// The interval between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The same while an administrator looks at the status.
+/// The interval between two samples while the status has viewers.
 const OBSERVED_SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The interval between two updates of the page without news.
+/// The interval between two updates of the page without new events.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state of the status page.
 #[derive(Debug)]
-pub(crate) struct StatusBoard {
+pub(crate) struct StatusSampler {
     health: Health,
     activity: Arc<Activity>,
     ledger: Arc<Ledger>,
-    memory: Mutex<Memory>,
+    state: Mutex<SamplerState>,
     updates: watch::Sender<Update>,
 }
 
-/// What is remembered of earlier samples.
+/// The state that earlier samples leave.
 #[derive(Debug, Default)]
-struct Memory {
-    rates: Rates,
+struct SamplerState {
+    rates: RateWindow,
     timeline: Timeline,
     differences: DifferencesCache,
     vanishing: VanishingCache,
-    /// What viewers have.
-    shown: Arc<Snapshot>,
+    /// The snapshot that viewers have.
+    last_snapshot: Arc<Snapshot>,
     updated_at: Option<Instant>,
 }
 
-impl StatusBoard {
+impl StatusSampler {
     pub(crate) fn new(health: Health, activity: Arc<Activity>, ledger: Arc<Ledger>) -> Self {
         Self {
             health,
             activity,
             ledger,
-            memory: Mutex::default(),
+            state: Mutex::default(),
             updates: watch::Sender::default(),
         }
     }
@@ -67,7 +67,7 @@ impl StatusBoard {
         loop {
             let is_observed = self.activity.observers.is_observed(Instant::now());
             if is_observed {
-                self.hint();
+                self.request_peer_polls();
             }
             self.sample();
             sleep(if is_observed {
@@ -79,8 +79,8 @@ impl StatusBoard {
         }
     }
 
-    /// Has peers polled soon.
-    fn hint(&self) {
+    /// Requests early polls of all peers.
+    fn request_peer_polls(&self) {
         let backends = self.health.backends.load();
         for handle in backends
             .iter()
@@ -93,22 +93,22 @@ impl StatusBoard {
     fn sample(&self) {
         let now = Instant::now();
         let servers = servers::samples(&self.health, now);
-        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let sample = document::sample(&self.health, servers.clone());
-        let has_news = memory.timeline.record(sample, SystemTime::now());
-        memory.rates.record(now, || self.activity.traffic());
+        let has_new_events = state.timeline.record(sample, SystemTime::now());
+        state.rates.record(now, || self.activity.traffic());
         let is_due = |at: Instant| now >= at + UPDATE_INTERVAL;
         if self.activity.observers.viewers() == 0
-            || !(has_news || memory.updated_at.is_none_or(is_due))
+            || !(has_new_events || state.updated_at.is_none_or(is_due))
         {
             return;
         }
-        memory.updated_at = Some(now);
-        let document = self.document_of(&mut memory, &servers, now);
+        state.updated_at = Some(now);
+        let document = self.build_document(&mut state, &servers, now);
         drop(servers);
         let all = Arc::new(Snapshot::of(&document));
-        let changed = all.event_since(&memory.shown);
-        memory.shown = all.clone();
+        let changed = all.event_since(&state.last_snapshot);
+        state.last_snapshot = all.clone();
         self.updates.send_modify(|update| {
             *update = Update {
                 number: update.number + 1,
@@ -119,15 +119,20 @@ impl StatusBoard {
     }
 
     /// The current state, for a single request.
-    pub(super) fn document(&self) -> Document {
+    pub(super) fn document(&self) -> StatusDocument {
         let now = Instant::now();
         self.activity.observers.note_request(now);
         let servers = servers::samples(&self.health, now);
-        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        self.document_of(&mut memory, &servers, now)
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.build_document(&mut state, &servers, now)
     }
 
-    fn document_of(&self, memory: &mut Memory, servers: &[ServerSample], now: Instant) -> Document {
+    fn build_document(
+        &self,
+        state: &mut SamplerState,
+        servers: &[ServerSample],
+        now: Instant,
+    ) -> StatusDocument {
         let backends = self.health.backends.load();
         let handle = backends
             .iter()
@@ -138,12 +143,12 @@ impl StatusBoard {
             shared.is_some_and(|it| it.contains(group, version, now))
         };
         let columns = servers::columns(servers);
-        let differences = memory.differences.of(columns, now, is_shared);
-        let vanishing = memory.vanishing.of(&self.ledger, now);
-        let inputs = Inputs {
+        let differences = state.differences.of(columns, now, is_shared);
+        let vanishing = state.vanishing.of(&self.ledger, now);
+        let inputs = DocumentInputs {
             activity: &self.activity,
-            rates: &memory.rates,
-            timeline: &memory.timeline,
+            rates: &state.rates,
+            timeline: &state.timeline,
             differences: &differences,
             vanishing: &vanishing,
             now,
@@ -152,7 +157,7 @@ impl StatusBoard {
     }
 
     /// A new event stream; `None` if there are too many.
-    pub(super) fn begin(&self) -> Option<(Viewer, watch::Receiver<Update>)> {
+    pub(super) fn subscribe(&self) -> Option<(ViewerGuard, watch::Receiver<Update>)> {
         let viewer = self.activity.observers.begin()?;
         Some((viewer, self.updates.subscribe()))
     }
