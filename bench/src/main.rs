@@ -1,11 +1,13 @@
 //! Side-by-side measurements of the bridge: `pass-through` against `HAProxy` and nginx,
-//! `reroute` against a direct request, `discovery`, `local` and `peer-proxy` against kube-apiserver,
+//! `reroute` against a direct request, `discovery`, `local`, `peer-proxy` and `latency` against
+//! kube-apiserver, `storm` for TLS handshakes, `scale` for the cost of a request by size,
 //! `placement` for a routing decision, `watches` for memory and delivery, `translate` against
 //! kube-apiserver; of the client commands `exec` against kubectl; and `agent`, of
 //! the plugin that proxies. See `bench/README.md`.
 
 mod agent;
 mod args;
+mod child_messages;
 mod exec;
 mod h2_client;
 mod h2load;
