@@ -1,5 +1,7 @@
 //! The command line.
 
+mod latency;
+
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -9,6 +11,7 @@ use std::str::FromStr;
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
 use serde::Serialize;
 
+pub(crate) use self::latency::{Latency, LatencySizes};
 use crate::h2load::Protocol;
 
 /// Side-by-side measurements of Skewbridge.
@@ -34,6 +37,9 @@ pub(crate) enum Command {
     /// A list that another real kube-apiserver serves, through two bridges and through
     /// kube-apiserver's own peer proxy; run it with `cargo xtask bench peer-proxy`
     PeerProxy(KubeLoad),
+    /// What a bridge adds to the latency of single requests; run it with `cargo xtask bench
+    /// latency`
+    Latency(Latency),
     /// The cost of a routing decision, by the number of servers
     Placement(Placement),
     /// Memory of the bridge per open watch, and the delivery time of one event to all

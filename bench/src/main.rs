@@ -9,11 +9,14 @@ mod agent;
 mod args;
 mod child_messages;
 mod exec;
+mod h1_client;
 mod h2_client;
 mod h2load;
 mod kube_load;
+mod latency;
 mod pass_through;
 mod pattern;
+mod percentile;
 mod pki;
 mod placement;
 mod process;
@@ -70,6 +73,7 @@ async fn perform(command: Command) -> Result<()> {
         Command::Discovery(args) => kube_load::run(KubeLoadName::Discovery, args).await,
         Command::Local(args) => kube_load::run(KubeLoadName::Local, args).await,
         Command::PeerProxy(args) => kube_load::run(KubeLoadName::PeerProxy, args).await,
+        Command::Latency(args) => latency::run(args).await,
         Command::Placement(args) => placement::run(&args),
         Command::Watches(args) => watches::run(args).await,
         Command::Translate(args) => translate::run(args).await,
