@@ -1,6 +1,7 @@
 //! The command line.
 
 mod latency;
+mod storm;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -12,6 +13,7 @@ use clap::{Parser, Subcommand, ValueEnum, value_parser};
 use serde::Serialize;
 
 pub(crate) use self::latency::{Latency, LatencySizes};
+pub(crate) use self::storm::{Storm, StormSizes};
 use crate::h2load::Protocol;
 
 /// Side-by-side measurements of Skewbridge.
@@ -40,6 +42,8 @@ pub(crate) enum Command {
     /// What a bridge adds to the latency of single requests; run it with `cargo xtask bench
     /// latency`
     Latency(Latency),
+    /// TLS handshakes: thousands at once, and full and resumed ones next to `HAProxy` and nginx
+    Storm(Storm),
     /// The cost of a routing decision, by the number of servers
     Placement(Placement),
     /// Memory of the bridge per open watch, and the delivery time of one event to all

@@ -14,6 +14,7 @@ mod h2_client;
 mod h2load;
 mod kube_load;
 mod latency;
+mod open_files;
 mod pass_through;
 mod pattern;
 mod percentile;
@@ -26,6 +27,7 @@ mod ratio;
 mod report;
 mod reroute;
 mod scratch_dir;
+mod storm;
 mod timed_child;
 mod translate;
 mod watches;
@@ -74,6 +76,7 @@ async fn perform(command: Command) -> Result<()> {
         Command::Local(args) => kube_load::run(KubeLoadName::Local, args).await,
         Command::PeerProxy(args) => kube_load::run(KubeLoadName::PeerProxy, args).await,
         Command::Latency(args) => latency::run(args).await,
+        Command::Storm(args) => storm::run(args).await,
         Command::Placement(args) => placement::run(&args),
         Command::Watches(args) => watches::run(args).await,
         Command::Translate(args) => translate::run(args).await,
