@@ -1,6 +1,7 @@
 //! The command line.
 
 mod latency;
+mod scale;
 mod storm;
 
 use std::convert::Infallible;
@@ -13,6 +14,7 @@ use clap::{Parser, Subcommand, ValueEnum, value_parser};
 use serde::Serialize;
 
 pub(crate) use self::latency::{Latency, LatencySizes};
+pub(crate) use self::scale::{Held, Holders, Scale, ScaleAxis, ScaleSizes, StandIn};
 pub(crate) use self::storm::{Storm, StormSizes};
 use crate::h2load::Protocol;
 
@@ -44,6 +46,8 @@ pub(crate) enum Command {
     Latency(Latency),
     /// TLS handshakes: thousands at once, and full and resumed ones next to `HAProxy` and nginx
     Storm(Storm),
+    /// The cost of a request by the number of peers, resources, connections and streams
+    Scale(Scale),
     /// The cost of a routing decision, by the number of servers
     Placement(Placement),
     /// Memory of the bridge per open watch, and the delivery time of one event to all
@@ -63,6 +67,12 @@ pub(crate) enum Command {
     /// The clients that `watches` starts
     #[command(hide = true)]
     Watchers(Watchers),
+    /// The servers that `scale` starts
+    #[command(hide = true)]
+    StandIn(StandIn),
+    /// The clients that `scale` starts
+    #[command(hide = true)]
+    Holders(Holders),
     /// The node that `translate` starts
     #[command(hide = true)]
     Node(Node),

@@ -26,6 +26,7 @@ mod proxies;
 mod ratio;
 mod report;
 mod reroute;
+mod scale;
 mod scratch_dir;
 mod storm;
 mod timed_child;
@@ -77,6 +78,7 @@ async fn perform(command: Command) -> Result<()> {
         Command::PeerProxy(args) => kube_load::run(KubeLoadName::PeerProxy, args).await,
         Command::Latency(args) => latency::run(args).await,
         Command::Storm(args) => storm::run(args).await,
+        Command::Scale(args) => scale::run(args).await,
         Command::Placement(args) => placement::run(&args),
         Command::Watches(args) => watches::run(args).await,
         Command::Translate(args) => translate::run(args).await,
@@ -85,6 +87,8 @@ async fn perform(command: Command) -> Result<()> {
         Command::TimedChild(args) => timed_child::run(&args),
         Command::FakeApiServer(args) => watches::fake_apiserver::run(args).await,
         Command::Watchers(args) => watches::watchers::run(args).await,
+        Command::StandIn(args) => scale::stand_in::run(args).await,
+        Command::Holders(args) => scale::holders::run(args).await,
         Command::Node(args) => translate::node::run(args).await,
     }
 }
