@@ -434,6 +434,8 @@ impl Protocols {
 pub(crate) enum Output {
     Table,
     Json,
+    /// The table, for a page
+    Markdown,
 }
 
 #[cfg(test)]

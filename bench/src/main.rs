@@ -14,6 +14,7 @@ mod h2_client;
 mod h2load;
 mod kube_load;
 mod latency;
+mod machine;
 mod open_files;
 mod pass_through;
 mod pattern;
