@@ -1,5 +1,9 @@
 //! The command line.
 
+mod latency;
+mod scale;
+mod storm;
+
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -9,6 +13,9 @@ use std::str::FromStr;
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
 use serde::Serialize;
 
+pub(crate) use self::latency::{Latency, LatencySizes};
+pub(crate) use self::scale::{Held, Holders, Scale, ScaleAxis, ScaleSizes, StandIn};
+pub(crate) use self::storm::{Storm, StormSizes};
 use crate::h2load::Protocol;
 
 /// Side-by-side measurements of Skewbridge.
@@ -34,6 +41,13 @@ pub(crate) enum Command {
     /// A list that another real kube-apiserver serves, through two bridges and through
     /// kube-apiserver's own peer proxy; run it with `cargo xtask bench peer-proxy`
     PeerProxy(KubeLoad),
+    /// What a bridge adds to the latency of single requests; run it with `cargo xtask bench
+    /// latency`
+    Latency(Latency),
+    /// TLS handshakes: thousands at once, and full and resumed ones next to `HAProxy` and nginx
+    Storm(Storm),
+    /// The cost of a request by the number of peers, resources, connections and streams
+    Scale(Scale),
     /// The cost of a routing decision, by the number of servers
     Placement(Placement),
     /// Memory of the bridge per open watch, and the delivery time of one event to all
@@ -53,6 +67,12 @@ pub(crate) enum Command {
     /// The clients that `watches` starts
     #[command(hide = true)]
     Watchers(Watchers),
+    /// The servers that `scale` starts
+    #[command(hide = true)]
+    StandIn(StandIn),
+    /// The clients that `scale` starts
+    #[command(hide = true)]
+    Holders(Holders),
     /// The node that `translate` starts
     #[command(hide = true)]
     Node(Node),
@@ -414,6 +434,8 @@ impl Protocols {
 pub(crate) enum Output {
     Table,
     Json,
+    /// The table, for a page
+    Markdown,
 }
 
 #[cfg(test)]

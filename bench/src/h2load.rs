@@ -1,5 +1,7 @@
 //! Load generation with h2load, and checks of its output.
 
+mod log;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,8 +10,10 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 use tokio::process::Command;
 
+use crate::percentile::percentile;
 use crate::pki::{CIPHER, SERVER_NAME};
 use crate::process;
+use crate::scratch_dir::ScratchDir;
 
 /// The time that h2load may take beyond its duration.
 const EXIT_MARGIN: Duration = Duration::from_secs(20);
@@ -62,6 +66,8 @@ pub(crate) struct Load {
     /// Further headers, as `name: value`.
     headers: Vec<String>,
     expected: Expected,
+    /// A file for the times of all requests.
+    log: Option<PathBuf>,
 }
 
 /// The status of every response.
@@ -82,7 +88,16 @@ impl Load {
             token: None,
             headers: Vec::new(),
             expected: Expected::Body,
+            log: None,
         })
+    }
+
+    /// Also measures the time of each request.
+    pub(crate) fn with_times(self, scratch: &ScratchDir) -> Self {
+        Self {
+            log: Some(scratch.path("h2load.log")),
+            ..self
+        }
     }
 
     /// Adds this bearer token to each request.
@@ -117,12 +132,18 @@ impl Load {
             .arg(format!("--connect-to=127.0.0.1:{port}"))
             .args((self.token.iter()).map(|it| format!("--header=authorization: Bearer {it}")))
             .args(self.headers.iter().map(|it| format!("--header={it}")))
+            .args((self.log.iter()).map(|it| format!("--log-file={}", it.display())))
             .arg(format!("https://{SERVER_NAME}:{port}{}", self.path));
         let limit = Duration::from_secs(seconds.into()) + EXIT_MARGIN;
         let text = process::output_of(&mut command, limit).await?;
-        Summary::parse(&text)
+        let summary = Summary::parse(&text)
             .and_then(|summary| summary.check(protocol, self.size, self.expected))
-            .map_err(|error| anyhow!("{error:#}; output of h2load:\n{}", end_of(&text)))
+            .map_err(|error| anyhow!("{error:#}; output of h2load:\n{}", end_of(&text)))?;
+        let p99 = match &self.log {
+            Some(log) => percentile(&log::take(log)?, 99),
+            None => None,
+        };
+        Ok(Summary { p99, ..summary })
     }
 }
 
@@ -133,6 +154,8 @@ pub(crate) struct Summary {
     /// Complete responses.
     pub(crate) succeeded: u32,
     pub(crate) cipher: String,
+    /// The 99th percentile of the times, if they were measured.
+    pub(crate) p99: Option<Duration>,
     alpn: String,
     bad: u32,
     with_3xx: u32,
@@ -157,6 +180,7 @@ impl Summary {
             per_second,
             succeeded: number_before(requests, " succeeded")?,
             cipher: line("Cipher: ")?.to_owned(),
+            p99: None,
             alpn: line("Application protocol: ")?.to_owned(),
             bad: number_before::<u32>(requests, " failed")?
                 + number_before::<u32>(requests, " errored")?

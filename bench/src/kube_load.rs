@@ -22,7 +22,7 @@ const WARM_UP_SECONDS: u32 = 1;
 
 /// The file of the tokens, which kube-apiserver reads at its start.
 const TOKEN_FILE: &str = "tokens.csv";
-const TOKEN: &str = "bench-token";
+pub(crate) const TOKEN: &str = "bench-token";
 
 pub(crate) async fn run(name: KubeLoadName, args: KubeLoad) -> Result<()> {
     let program = bridge::client_program(args.bridge.clone()).await?;
@@ -36,7 +36,7 @@ pub(crate) async fn run(name: KubeLoadName, args: KubeLoad) -> Result<()> {
 
 /// Starts a control plane whose servers accept the token of the load generator, whose user may do
 /// everything.
-async fn start_plane(servers: &[ServerSpec]) -> ControlPlane {
+pub(crate) async fn start_plane(servers: &[ServerSpec]) -> ControlPlane {
     let with_token = |server: &ServerSpec| {
         let flag = format!("--token-auth-file={TOKEN_FILE}");
         server.clone().flag(&flag)

@@ -1,17 +1,24 @@
 //! Side-by-side measurements of the bridge: `pass-through` against `HAProxy` and nginx,
-//! `reroute` against a direct request, `discovery`, `local` and `peer-proxy` against kube-apiserver,
+//! `reroute` against a direct request, `discovery`, `local`, `peer-proxy` and `latency` against
+//! kube-apiserver, `storm` for TLS handshakes, `scale` for the cost of a request by size,
 //! `placement` for a routing decision, `watches` for memory and delivery, `translate` against
 //! kube-apiserver; of the client commands `exec` against kubectl; and `agent`, of
 //! the plugin that proxies. See `bench/README.md`.
 
 mod agent;
 mod args;
+mod child_messages;
 mod exec;
+mod h1_client;
 mod h2_client;
 mod h2load;
 mod kube_load;
+mod latency;
+mod machine;
+mod open_files;
 mod pass_through;
 mod pattern;
+mod percentile;
 mod pki;
 mod placement;
 mod process;
@@ -20,7 +27,9 @@ mod proxies;
 mod ratio;
 mod report;
 mod reroute;
+mod scale;
 mod scratch_dir;
+mod storm;
 mod timed_child;
 mod translate;
 mod watches;
@@ -68,6 +77,9 @@ async fn perform(command: Command) -> Result<()> {
         Command::Discovery(args) => kube_load::run(KubeLoadName::Discovery, args).await,
         Command::Local(args) => kube_load::run(KubeLoadName::Local, args).await,
         Command::PeerProxy(args) => kube_load::run(KubeLoadName::PeerProxy, args).await,
+        Command::Latency(args) => latency::run(args).await,
+        Command::Storm(args) => storm::run(args).await,
+        Command::Scale(args) => scale::run(args).await,
         Command::Placement(args) => placement::run(&args),
         Command::Watches(args) => watches::run(args).await,
         Command::Translate(args) => translate::run(args).await,
@@ -76,6 +88,8 @@ async fn perform(command: Command) -> Result<()> {
         Command::TimedChild(args) => timed_child::run(&args),
         Command::FakeApiServer(args) => watches::fake_apiserver::run(args).await,
         Command::Watchers(args) => watches::watchers::run(args).await,
+        Command::StandIn(args) => scale::stand_in::run(args).await,
+        Command::Holders(args) => scale::holders::run(args).await,
         Command::Node(args) => translate::node::run(args).await,
     }
 }

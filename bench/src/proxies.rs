@@ -6,6 +6,7 @@ pub(crate) mod haproxy;
 pub(crate) mod nginx;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -20,6 +21,17 @@ pub(crate) struct Proxy {
     process: OwnedProcess,
     port: u16,
 }
+
+/// The clients of `HAProxy` and nginx.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clients<'a> {
+    pub(crate) max_connections: u32,
+    /// Certificates of clients are requested, and verified with this CA.
+    pub(crate) ca: Option<&'a Path>,
+}
+
+/// Connections that wait to be accepted, as many as the bridge allows.
+const BACKLOG: u32 = 4096;
 
 /// One round of load on one server.
 #[derive(Debug)]

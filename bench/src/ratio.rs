@@ -10,14 +10,27 @@ use crate::report::Spread;
 pub(crate) enum Goal {
     AtLeast(f64),
     AtMost(f64),
+    /// The ratio is for information.
+    None,
 }
 
 impl Goal {
-    fn is_met_by(self, ratio: f64) -> bool {
+    pub(crate) fn is_met_by(self, ratio: f64) -> bool {
         match self {
             Self::AtLeast(least) => ratio >= least,
             Self::AtMost(most) => ratio <= most,
+            Self::None => true,
         }
+    }
+
+    /// Two cells: the goal, and whether it is met.
+    pub(crate) fn cells(self, decimals: usize, met: bool) -> [String; 2] {
+        let goal = match self {
+            Self::AtLeast(least) => format!("at least {least:.decimals$}"),
+            Self::AtMost(most) => format!("at most {most:.decimals$}"),
+            Self::None => return Default::default(),
+        };
+        [goal, if met { "met" } else { "missed" }.to_owned()]
     }
 }
 
@@ -49,12 +62,8 @@ impl Ratio {
 
     pub(crate) fn cells(&self) -> [String; 5] {
         let [median, spread] = self.spread.cells(2);
-        let goal = match self.goal {
-            Goal::AtLeast(least) => format!("at least {least:.2}"),
-            Goal::AtMost(most) => format!("at most {most:.2}"),
-        };
-        let met = if self.met { "met" } else { "missed" };
-        [self.of.clone(), median, spread, goal, met.to_owned()]
+        let [goal, met] = self.goal.cells(2, self.met);
+        [self.of.clone(), median, spread, goal, met]
     }
 }
 
@@ -84,6 +93,12 @@ mod tests {
         assert!(!ratio(Goal::AtLeast(1.6), &pairs).met);
         assert!(ratio(Goal::AtMost(1.5), &pairs).met);
         assert!(!ratio(Goal::AtMost(1.4), &pairs).met);
+    }
+
+    #[test]
+    fn a_ratio_without_a_goal_is_neither_met_nor_missed() {
+        let cells = ratio(Goal::None, &[(3.0, 2.0)]).cells();
+        assert_eq!(cells, ["x", "1.50", "1.50..1.50", "", ""]);
     }
 
     #[test]

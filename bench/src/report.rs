@@ -8,6 +8,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::args::Output;
+use crate::machine;
 
 /// The median of some measurements and their range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -96,8 +97,15 @@ pub(crate) fn print<R: Serialize + fmt::Display>(result: &R, output: Output) -> 
             serde_json::to_writer_pretty(&mut out, result)?;
             writeln!(out)?;
         }
+        Output::Markdown => write!(out, "{}", markdown(result, &machine::description()))?,
     }
     Ok(())
+}
+
+/// The tables as they are, which a page shows in columns.
+fn markdown(result: &impl fmt::Display, machine: &str) -> String {
+    let result = result.to_string();
+    format!("```text\n{machine}\n\n{}\n```\n", result.trim_end())
 }
 
 /// Prints a progress line at a terminal; nothing in a log or a pipe.
@@ -138,6 +146,12 @@ mod tests {
     fn one_outlier_does_not_move_the_median() {
         let spread = Spread::of([1.0, 1.0, 1.0, 1.0, 900.0]).unwrap();
         assert_eq!(spread.cells(0), ["1", "1..900"]);
+    }
+
+    #[test]
+    fn a_page_shows_the_tables_as_they_are() {
+        let page = markdown(&"  a  1\n", "2 processors");
+        assert_eq!(page, "```text\n2 processors\n\n  a  1\n```\n");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! `watches`: many open watches through the bridge, its memory per watch, and how long one
 //! event takes to reach all of them.
 
-mod child_protocol;
 mod event;
 pub(crate) mod fake_apiserver;
 mod result;
@@ -12,13 +11,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{ChildStdin, ChildStdout, Command};
-use tokio::time::timeout_at;
+use tokio::io::AsyncWriteExt;
+use tokio::process::ChildStdin;
 
-use self::child_protocol::ChildMessage;
 use self::result::{Delivery, MemoryOfBridge, WatchesResult};
 use crate::args::Watches;
+use crate::child_messages::{ChildMessage, ChildOutput, this_program};
 use crate::h2_client;
 use crate::pki::Pki;
 use crate::process::OwnedProcess;
@@ -237,38 +235,4 @@ impl Watchers {
             }
         }
     }
-}
-
-/// Messages from a child's output.
-struct ChildOutput {
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl ChildOutput {
-    fn new(output: ChildStdout) -> Self {
-        Self {
-            lines: BufReader::new(output).lines(),
-        }
-    }
-
-    /// The next message; `None` after `deadline`.
-    async fn next_message(
-        &mut self,
-        from: &OwnedProcess,
-        deadline: Instant,
-    ) -> Result<Option<ChildMessage>> {
-        match timeout_at(deadline.into(), self.lines.next_line()).await {
-            Err(_) => Ok(None),
-            Ok(line) => match line? {
-                Some(line) => Ok(Some(line.parse()?)),
-                None => bail!("{} has ended{}", from.name(), from.log_tail()),
-            },
-        }
-    }
-}
-
-fn this_program(mode: &str) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg(mode);
-    Ok(command)
 }

@@ -44,8 +44,11 @@ Commands:
                      from the recorded counts is a failure.
                      --record: writes instruction-counts/recorded
   advisories         Known vulnerabilities in the dependencies (needs the network)
-  bench NAME [ARGS]  A measurement in release mode: pass-through, reroute, watches; with real
-                     Kubernetes, which is built first: translate, exec, agent
+  bench NAME [--record] [ARGS]
+                     A measurement in release mode: pass-through, reroute, storm, scale, placement,
+                     watches; with real Kubernetes, which is built first: discovery, local,
+                     peer-proxy, latency, translate, exec, agent.
+                     --record: writes the result to docs/performance.md
   help               This text
 ";
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use skewbridge_e2e::{ControlPlane, Via};
+use skewbridge_e2e::{ControlPlane, Process, Via};
 
 use crate::h2load::{Load, Protocol};
 use crate::process_usage;
@@ -12,9 +12,26 @@ use crate::process_usage;
 pub(super) struct Candidate {
     pub(super) name: &'static str,
     pub(super) port: u16,
-    /// The processes whose CPU time is counted.
-    pub(super) processes: Vec<u32>,
+    pub(super) processes: Vec<CountedProcess>,
     pub(super) load: Load,
+}
+
+/// A process whose CPU time is counted.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum CountedProcess {
+    /// A server or a bridge of a control plane. Its process group is that of this program.
+    Single(u32),
+    /// The leader of a process group, with its workers.
+    Group(u32),
+}
+
+impl CountedProcess {
+    fn cpu(self) -> Result<Duration> {
+        match self {
+            Self::Single(pid) => process_usage::cpu(pid),
+            Self::Group(leader) => process_usage::cpu_of_group(leader),
+        }
+    }
 }
 
 /// One round of load on one candidate.
@@ -40,14 +57,14 @@ impl Candidate {
         Self {
             name,
             port: address.port(),
-            processes: process.iter().map(skewbridge_e2e::Process::id).collect(),
+            processes: process.iter().map(counted).collect(),
             load,
         }
     }
 
     /// Also counts the CPU time of this process.
-    pub(super) fn passing(mut self, process: Option<u32>) -> Self {
-        self.processes.extend(process);
+    pub(super) fn passing(mut self, process: Option<&Process>) -> Self {
+        self.processes.extend(process.map(counted));
         self
     }
 
@@ -63,9 +80,30 @@ impl Candidate {
     }
 
     fn cpu(&self) -> Result<Duration> {
-        self.processes
-            .iter()
-            .map(|pid| process_usage::cpu_of_group(*pid))
-            .sum()
+        self.processes.iter().map(|process| process.cpu()).sum()
+    }
+}
+
+fn counted(process: &Process) -> CountedProcess {
+    CountedProcess::Single(process.id())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn the_cpu_time_of_a_process_in_another_group_is_counted() {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(50) {
+            std::hint::spin_loop();
+        }
+        let single = CountedProcess::Single(std::process::id());
+        assert!(single.cpu().unwrap() > Duration::ZERO);
+        // No group has this number.
+        let group = CountedProcess::Group(u32::MAX);
+        assert_eq!(group.cpu().unwrap(), Duration::ZERO);
     }
 }

@@ -11,7 +11,7 @@ use skewbridge_e2e::{
 use skewbridge_testkit::Response;
 use tokio::time::sleep;
 
-use super::candidate::Candidate;
+use super::candidate::{Candidate, CountedProcess};
 use super::result::{KubeLoadResult, RatioGoal};
 use super::{TOKEN, compare, load_of, start_plane};
 use crate::args::KubeLoad;
@@ -96,7 +96,7 @@ pub(super) async fn measure(args: &KubeLoad, program: &Path) -> Result<KubeLoadR
                 Candidate {
                     name: NGINX,
                     port,
-                    processes: vec![file.process().pid()],
+                    processes: vec![CountedProcess::Group(file.process().pid())],
                     load: load(merged.body.len(), &etag_of_file)?,
                 },
             ];

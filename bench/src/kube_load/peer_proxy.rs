@@ -42,24 +42,21 @@ pub(super) async fn measure(args: &KubeLoad, program: &Path) -> Result<KubeLoadR
         json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass",
             "metadata": {"name": name, "annotations": {"text": "x".repeat(800)}}, "spec": {}})
     };
-    let size = create_list(&bridges, SERVING, COLLECTION, device_class).await?;
-    let native_size = create_list(&natives, SERVING, COLLECTION, device_class).await?;
+    let list = create_list(&bridges, SERVING, COLLECTION, device_class).await?;
+    let native_list = create_list(&natives, SERVING, COLLECTION, device_class).await?;
     wait_until_served(&bridges, Via::Bridge).await?;
     wait_until_served(&natives, Via::Server).await?;
-    let server_of = |plane: &ControlPlane| {
-        let process = plane.servers[SERVING].process.as_ref();
-        process.map(skewbridge_e2e::Process::id)
-    };
     let peer_bridge = bridges.servers[SERVING].bridge_process.as_ref();
-    let peer_bridge = peer_bridge.map(skewbridge_e2e::Process::id);
+    let size = u32::try_from(list.len())?;
+    let native_size = u32::try_from(native_list.len())?;
     let load = |size| load_of(COLLECTION, size);
     let candidates = [
         Candidate::of(DIRECT, &bridges, SERVING, Via::Server, load(size)?),
         Candidate::of(BRIDGES, &bridges, ENTRY, Via::Bridge, load(size)?)
             .passing(peer_bridge)
-            .passing(server_of(&bridges)),
+            .passing(bridges.servers[SERVING].process.as_ref()),
         Candidate::of(PEER_PROXY, &natives, ENTRY, Via::Server, load(native_size)?)
-            .passing(server_of(&natives)),
+            .passing(natives.servers[SERVING].process.as_ref()),
     ];
     let goals = [(DIRECT, 0.82), (PEER_PROXY, 2.0)].map(|(to, least)| RatioGoal {
         of: BRIDGES,

@@ -3,17 +3,27 @@
 use anyhow::Result;
 use tokio::process::Command;
 
-use super::Proxy;
+use super::{BACKLOG, Clients, Proxy};
 use crate::pki::{Pki, SERVER_NAME};
 use crate::process::{self, OwnedProcess};
 use crate::scratch_dir::ScratchDir;
 
-pub(crate) fn start(scratch: &ScratchDir, pki: &Pki, port: u16, backend: u16) -> Result<Proxy> {
+pub(crate) fn start(
+    scratch: &ScratchDir,
+    pki: &Pki,
+    port: u16,
+    backend: u16,
+    clients: Clients<'_>,
+) -> Result<Proxy> {
+    let verification = match clients.ca {
+        Some(ca) => format!(" ca-file {} verify optional", ca.display()),
+        None => String::new(),
+    };
     let config = format!(
         "\
 global
     nbthread 1
-    maxconn 400
+    maxconn {connections}
 defaults
     mode http
     timeout connect 5s
@@ -22,7 +32,7 @@ defaults
     http-reuse always
     option forwardfor
 frontend clients
-    bind 127.0.0.1:{port} ssl crt {bundle} alpn h2,http/1.1
+    bind 127.0.0.1:{port} ssl crt {bundle} alpn h2,http/1.1 backlog {BACKLOG}{verification}
     http-request set-header X-Forwarded-Proto https
     default_backend answers
 backend answers
@@ -30,6 +40,7 @@ backend answers
 sni str({SERVER_NAME}) verifyhost {SERVER_NAME}
 ",
         bundle = pki.bundle.display(),
+        connections = clients.max_connections,
         ca = pki.ca.display(),
     );
     let config = scratch.write("haproxy.cfg", config)?;

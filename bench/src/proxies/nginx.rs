@@ -4,7 +4,7 @@
 use anyhow::Result;
 use tokio::process::Command;
 
-use super::Proxy;
+use super::{BACKLOG, Clients, Proxy};
 use crate::pki::{Pki, SERVER_NAME};
 use crate::process::{self, OwnedProcess};
 use crate::scratch_dir::ScratchDir;
@@ -13,13 +13,26 @@ use crate::scratch_dir::ScratchDir;
 /// Debian's own nginx.conf has too.
 pub(crate) const PROTOCOLS: &str = "TLSv1.2 TLSv1.3";
 
-pub(crate) fn start(scratch: &ScratchDir, pki: &Pki, port: u16, backend: u16) -> Result<Proxy> {
+pub(crate) fn start(
+    scratch: &ScratchDir,
+    pki: &Pki,
+    port: u16,
+    backend: u16,
+    clients: Clients<'_>,
+) -> Result<Proxy> {
+    let verification = match clients.ca {
+        Some(ca) => format!(
+            "        ssl_client_certificate {};\n        ssl_verify_client optional;\n",
+            ca.display()
+        ),
+        None => String::new(),
+    };
     let config = format!(
         "{user}\
 worker_processes 1;
 pid {root}/nginx.pid;
 error_log stderr warn;
-events {{ worker_connections 1000; }}
+events {{ worker_connections {connections}; }}
 http {{
     access_log off;
     keepalive_requests 1000000000;
@@ -30,11 +43,12 @@ http {{
         keepalive_requests 1000000000;
     }}
     server {{
-        listen 127.0.0.1:{port} ssl http2;
+        listen 127.0.0.1:{port} ssl http2 backlog={BACKLOG};
         server_name {SERVER_NAME};
         ssl_certificate {certificate};
         ssl_certificate_key {key};
         ssl_protocols {PROTOCOLS};
+{verification}\
         location / {{
             proxy_pass https://backend;
             proxy_http_version 1.1;
@@ -53,6 +67,8 @@ http {{
 ",
         user = user(scratch)?,
         temporary = temporary(scratch, "nginx"),
+        // Those to the backend, and listeners.
+        connections = 2 * clients.max_connections + 200,
         root = scratch.root().display(),
         certificate = pki.certificate.display(),
         key = pki.key.display(),

@@ -18,9 +18,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use super::child_protocol::ChildMessage;
 use super::event;
 use crate::args::FakeApiServer;
+use crate::child_messages::ChildMessage;
 use crate::pki;
 use crate::proxies::loopback;
 

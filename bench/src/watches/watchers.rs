@@ -1,10 +1,9 @@
 //! The clients of `watches`: they open every watch, check it byte by byte and report the
 //! progress of all. They exit at the end of their input.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,13 +11,13 @@ use h2::RecvStream;
 use h2::client::ResponseFuture;
 use http::StatusCode;
 use rustls::ClientConfig;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::child_protocol::ChildMessage;
 use super::event::EventChecker;
 use crate::args::Watchers;
+use crate::child_messages::{ChildMessage, end_of_input};
 use crate::h2_client::Connection;
 use crate::pki;
 
@@ -168,15 +167,6 @@ impl Counts {
             _ => ChildMessage::Opened(self.opened),
         }
     }
-}
-
-async fn end_of_input() {
-    let (ended, end) = oneshot::channel::<()>();
-    thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        drop(ended);
-    });
-    let _ = end.await;
 }
 
 #[cfg(test)]

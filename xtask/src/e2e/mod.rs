@@ -203,19 +203,21 @@ pub(crate) fn write_api_data(words: &[&str]) -> Result<(), StepError> {
     .all(program.suites(&["released_apis"])?)
 }
 
-/// For a measurement: builds the newest kube-apiserver, etcd and the node, and sets the
+/// For a measurement: builds the newest kube-apiservers, etcd and the node, and sets the
 /// environment variables of `command`.
-pub(crate) fn provide(command: &mut Command) -> Result<(), StepError> {
+pub(crate) fn provide(command: &mut Command, versions: usize) -> Result<(), StepError> {
     let planes = Planes::choose(SuiteSelection::Default)?;
     needs()?;
     let cache = BuildCache::open()?;
     for program in ["etcd", "node"] {
         cache.program(program)?;
     }
-    if let Some(version) = planes.versions().next() {
-        cache.kubernetes(version, &control_planes::PROGRAMS_OF_EACH_VERSION)?;
-        command.env(PLANES, version.to_string());
+    let versions: Vec<_> = planes.versions().take(versions).collect();
+    for version in &versions {
+        cache.kubernetes(*version, &control_planes::PROGRAMS_OF_EACH_VERSION)?;
     }
+    let versions: Vec<_> = versions.iter().map(ToString::to_string).collect();
+    command.env(PLANES, versions.join("+"));
     command.env(BINARIES, cache.links());
     Ok(())
 }
