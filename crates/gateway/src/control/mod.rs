@@ -8,4 +8,5 @@ pub(crate) mod review;
 pub(crate) mod reviewer;
 pub(crate) mod self_test;
 pub(crate) mod upstream_probe;
+mod upstream_readiness;
 pub(crate) mod vanishing;
