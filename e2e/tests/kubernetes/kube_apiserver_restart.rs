@@ -92,12 +92,20 @@ async fn check_restart(version: &str) {
     // waits for these: a client would meet no rejection if the server were started at once.
     plane.stop_server(0, "TERM");
     load.wait_until_all_were_rejected().await;
+    let is_reported_ready = async |plane: &ControlPlane| {
+        let check = plane.admin_page(0, "/readyz/upstream").await;
+        check == "ok"
+    };
+    let what = "the bridge reports that the server has stopped";
+    eventually(what, COMMAND_TIMEOUT, async || {
+        !is_reported_ready(&plane).await
+    })
+    .await;
     plane.start_server(0);
-    eventually(
-        "the bridge reports the server as ready",
-        COMMAND_TIMEOUT,
-        async || plane.admin_page(0, "/readyz/upstream").await == "ok",
-    )
+    let what = "the bridge reports the server as ready";
+    eventually(what, COMMAND_TIMEOUT, async || {
+        is_reported_ready(&plane).await
+    })
     .await;
     let readyz = plane.status(0, Via::Server, "/readyz").await;
     assert_eq!(readyz, 200, "the server is not ready yet");

@@ -88,10 +88,9 @@ impl LastAnswers {
         match self {
             Self::NotReady => Self::DeniedSince(now),
             Self::Ready if had_outage => Self::DeniedSince(now),
-            // The right was removed while upstream runs.
-            Self::Ready | Self::DeniedAndReady => Self::DeniedAndReady,
             Self::DeniedSince(since) if now.duration_since(since) < MAX_DENIED_START => self,
-            Self::DeniedSince(_) => Self::DeniedAndReady,
+            // After `Ready`, the right was removed while upstream runs.
+            Self::Ready | Self::DeniedAndReady | Self::DeniedSince(_) => Self::DeniedAndReady,
         }
     }
 }
@@ -111,10 +110,10 @@ mod tests {
     fn denials_count_as_ready_unless_upstream_may_have_started_just_now() {
         const SECOND: Duration = Duration::from_secs(1);
         const BEFORE_LIMIT: Duration = Duration::from_secs(9);
+        type Probe = (Duration, ReadyzAnswer, bool, bool);
         let status = |code| ReadyzAnswer::of_status(StatusCode::from_u16(code).unwrap());
         let refused = || ReadyzAnswer::NotReady("connection refused".to_owned());
         let (quiet, outage) = (false, true);
-        type Probe = (Duration, ReadyzAnswer, bool, bool);
         let rows: [(&str, Vec<Probe>); 8] = [
             (
                 "permitted",
