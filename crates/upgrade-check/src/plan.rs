@@ -358,8 +358,9 @@ fn after(facts: &Facts, report: &Report, path: &[Version]) -> Vec<Step> {
     let Some(version) = path.last() else {
         return steps;
     };
-    if report.direction == Direction::Upgrade {
-        steps.extend(nodes::last_kubelets(facts, *version));
+    match report.direction {
+        Direction::Upgrade => steps.extend(nodes::last_kubelets(facts, *version)),
+        Direction::Rollback => steps.push(returned_kubeadm(*version)),
     }
     let mut step = Step::new(Phase::After, "Check the cluster");
     if facts.servers.iter().any(|it| it.bridge.is_some()) {
@@ -377,6 +378,24 @@ fn after(facts: &Facts, report: &Report, path: &[Version]) -> Vec<Step> {
     }
     steps.push(step);
     steps
+}
+
+/// What kubeadm keeps of the upgrade after all kube-apiservers have returned.
+fn returned_kubeadm(version: Version) -> Step {
+    let version = version.to_string();
+    Step::new(
+        Phase::After,
+        format!("Return kubeadm and its configuration to {version}"),
+    )
+    .note(
+        "With another installer than kubeadm, its own commands. etcd keeps its version: the servers of \
+         both versions work with it.",
+    )
+    .commands(commands::return_kubeadm(&version))
+    .checks([Check::new(
+        "kubectl -n kube-system get configmap kubeadm-config -o yaml",
+        format!("`kubernetesVersion: v{version}`"),
+    )])
 }
 
 fn violates(component: &Component, server: Minor) -> Option<Violation> {

@@ -184,9 +184,10 @@ fn a_rollback_begins_with_what_must_not_be_newer_than_a_server() {
             "before: Save a snapshot of etcd",
             "1.35: Check the return to 1.35",
             "1.35: Return 1 kubelet to 1.35.8",
-            "1.35: Return 1 kube-proxy to 1.35",
+            "1.35: Return 1 kube-proxy to 1.35.8",
             "1.35: Return 1 kube-controller-manager and 1 kube-scheduler to 1.35",
             "1.35: Return the kube-apiserver 10.0.0.11:6443 from 1.36.4 to 1.35",
+            "after: Return kubeadm and its configuration to 1.35.8",
             "after: Check the cluster",
         ]
     );
@@ -247,12 +248,12 @@ fn kubelets_are_upgraded_once_more_only_if_the_policy_demands_it() {
         others.collect::<Vec<_>>(),
         [
             "1.36: Return 1 kubelet to 1.34.4",
-            "1.36: Return 1 kube-proxy to 1.34",
+            "1.36: Return 1 kube-proxy to 1.34.4",
             "1.36: Return 1 kube-scheduler to 1.36",
             "1.35: Return 1 kube-scheduler to 1.35",
             "1.34: Return 1 kube-scheduler to 1.34",
             "1.33: Return 1 kubelet to 1.33.13",
-            "1.33: Return 1 kube-proxy to 1.33",
+            "1.33: Return 1 kube-proxy to 1.33.13",
             "1.33: Return 1 kube-scheduler to 1.33",
         ]
     );
@@ -270,8 +271,8 @@ fn the_commands_for_nodes_are_those_of_the_runbook() {
 kubectl drain NODE --ignore-daemonsets
 # on the Node
 apt-get update && apt-get install -y --allow-change-held-packages kubeadm='1.36.4-*'
-# on a worker node; a control plane node has had it with its kube-apiserver
-kubeadm upgrade node
+# on a worker node only: a control plane node has had it with its kube-apiserver, and without --patches it would give the port of a bridge to kube-apiserver
+test -e /etc/kubernetes/manifests/kube-apiserver.yaml || kubeadm upgrade node
 # on the Node
 apt-get update && apt-get install -y --allow-change-held-packages kubelet='1.36.4-*' kubectl='1.36.4-*'
 systemctl daemon-reload && systemctl restart kubelet
@@ -296,8 +297,17 @@ kubectl uncordon NODE"
     assert_eq!(
         commands(&steps, "Return 1 kube-proxy"),
         "\
-kubectl -n kube-system rollout undo daemonset/kube-proxy
-# if that is not 1.35: kubectl -n kube-system rollout history daemonset/kube-proxy, and rollout undo with --to-revision"
+image=$(kubectl -n kube-system get daemonset kube-proxy -o jsonpath='{.spec.template.spec.containers[0].image}')
+image=${image%@*}
+kubectl -n kube-system set image daemonset/kube-proxy kube-proxy=\"${image%:*}:v1.35.8\""
+    );
+    assert_eq!(
+        commands(&steps, "Return kubeadm"),
+        "\
+# on each control plane node that was upgraded
+apt-get update && apt-get install -y --allow-downgrades --allow-change-held-packages kubeadm='1.35.8-*'
+# on one of them
+kubectl -n kube-system get configmap kubeadm-config -o yaml | sed 's/kubernetesVersion: v.*/kubernetesVersion: v1.35.8/' | kubectl replace -f -"
     );
     // Not upgraded by kubeadm, and too old for 1.36.
     let mut facts = cluster(&["1.35"]);
@@ -341,6 +351,41 @@ fn bridges_in_front_are_named_and_waited_for() {
         "{expected:?}"
     );
     assert_eq!(expected[3], "no ✗");
+}
+
+/// On a control plane node with a bridge, `kubeadm upgrade` without `--patches` gives its port to
+/// kube-apiserver.
+#[test]
+fn no_plan_upgrades_a_control_plane_node_with_a_bridge_without_patches() {
+    for (direction, versions, target) in [
+        (Direction::Upgrade, ["1.34", "1.34"], "1.36"),
+        (Direction::Upgrade, ["1.36", "1.35"], "1.36"),
+        (Direction::Rollback, ["1.36", "1.36"], "1.34"),
+        (Direction::Rollback, ["1.36", "1.35"], "1.35"),
+    ] {
+        for bridge in [
+            Bridge::Peer,
+            Bridge::LocalOnly("the gate is off".to_owned()),
+        ] {
+            let mut facts = cluster(&versions);
+            for (server, host) in facts.servers.iter_mut().zip(1..) {
+                server.bridge = Some(bridge.clone());
+                let version = server.version.clone().unwrap().to_string();
+                let kubelet = component("kubelet", &format!("cp-{host}"), &version);
+                facts.kubelets.as_mut().unwrap().push(kubelet);
+            }
+            let steps = plan(&facts, direction, target);
+            let rollbacks = steps.iter().filter_map(|it| it.rollback.as_ref());
+            let commands = steps.iter().flat_map(|it| &it.commands);
+            let commands = commands.chain(rollbacks.flat_map(|it| &it.commands));
+            for command in commands.filter(|it| it.contains("kubeadm upgrade ")) {
+                let is_of_worker_nodes = command
+                    .starts_with("test -e /etc/kubernetes/manifests/kube-apiserver.yaml || ");
+                let has_patches = command.ends_with(" --patches=/etc/kubernetes/patches");
+                assert!(is_of_worker_nodes || has_patches, "{command}");
+            }
+        }
+    }
 }
 
 #[test]

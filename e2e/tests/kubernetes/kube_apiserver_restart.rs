@@ -8,7 +8,8 @@
 //! - 502 is only for a write that was cut in flight: it may have been executed, once. A read is
 //!   sent again instead.
 //! - Watches end as they end without a bridge: cleanly.
-//! - When the server is back, clients that retry get responses.
+//! - When the server is back, clients that retry get responses. The bridge does not report it as ready
+//!   before it is.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -91,9 +92,23 @@ async fn check_restart(version: &str) {
     // waits for these: a client would meet no rejection if the server were started at once.
     plane.stop_server(0, "TERM");
     load.wait_until_all_were_rejected().await;
+    let is_reported_ready = async |plane: &ControlPlane| {
+        let check = plane.admin_page(0, "/readyz/upstream").await;
+        check == "ok"
+    };
+    let what = "the bridge reports that the server has stopped";
+    eventually(what, COMMAND_TIMEOUT, async || {
+        !is_reported_ready(&plane).await
+    })
+    .await;
     plane.start_server(0);
-    let address = plane.servers[0].at(Via::Server);
-    plane.wait_for_ready("the server is back", address).await;
+    let what = "the bridge reports the server as ready";
+    eventually(what, COMMAND_TIMEOUT, async || {
+        is_reported_ready(&plane).await
+    })
+    .await;
+    let readyz = plane.status(0, Via::Server, "/readyz").await;
+    assert_eq!(readyz, 200, "the server is not ready yet");
     load.wait_until_all_succeed("after the restart", RECOVERY_TIMEOUT)
         .await;
 

@@ -9,4 +9,5 @@ pub(crate) mod reviewer;
 pub(crate) mod self_test;
 mod shared_merges;
 pub(crate) mod upstream_probe;
+mod upstream_readiness;
 pub(crate) mod vanishing;

@@ -12,6 +12,7 @@ use tokio::time::{sleep, timeout};
 use crate::control::internal_client::{
     InternalClient, InternalRequest, InternalResponse, InternalTarget,
 };
+use crate::control::upstream_readiness::{ReadyzAnswer, UpstreamReadiness, is_denied};
 use crate::health::UpstreamHealth;
 use crate::server_report::ServerReport;
 use crate::state::GatewayState;
@@ -55,24 +56,28 @@ pub(crate) async fn run(
     let failure_signal = &local_health.failure_signal;
     let prober = Prober {
         client: InternalClient::new(bridge),
-        is_backend,
         report,
     };
     let observers = prober.client.bridge.activity.observers.clone();
     let url = prober.client.bridge.url();
-    let interval = if prober.is_backend {
+    let interval = if is_backend {
         BACKEND_PROBE_INTERVAL
     } else {
         READY_PROBE_INTERVAL
     };
+    let mut readiness = UpstreamReadiness::default();
+    let mut failures_before = failure_signal.failures();
     loop {
         // Failures during the probe are later than its answer, as far as is known.
         let failures = failure_signal.failures();
-        let health_now = timeout(PROBE_TIMEOUT, prober.health()).await;
-        let now = health_now.unwrap_or_else(|_| {
-            UpstreamHealth::NotReady(format!("no answer within {} s", PROBE_TIMEOUT.as_secs()))
+        let answer = timeout(PROBE_TIMEOUT, prober.readyz()).await;
+        let answer = answer.unwrap_or_else(|_| {
+            ReadyzAnswer::NotReady(format!("no answer within {} s", PROBE_TIMEOUT.as_secs()))
         });
-        if now == UpstreamHealth::Ready {
+        let is_running = !matches!(answer, ReadyzAnswer::NotReady(_));
+        let had_outage = failures > std::mem::replace(&mut failures_before, failures);
+        let now = readiness.probed(answer, had_outage, Instant::now());
+        if is_running {
             // With each probe: upstream may have been replaced by another version since the
             // last one.
             match timeout(PROBE_TIMEOUT, prober.update_version()).await {
@@ -129,27 +134,22 @@ struct VersionUnknown;
 
 struct Prober {
     client: InternalClient,
-    is_backend: bool,
     /// What the server reports of itself.
     report: Arc<ArcSwapOption<ServerReport>>,
 }
 
 impl Prober {
-    async fn health(&self) -> UpstreamHealth {
+    /// The readiness that upstream reports. If anonymous requests for it are denied, it is requested as
+    /// `--bridge-user`.
+    async fn readyz(&self) -> ReadyzAnswer {
         let mut response = self.get("/readyz", InternalTarget::UpstreamAnonymous).await;
-        if self.is_backend && (response.as_ref()).is_ok_and(|it| is_denied(it.status)) {
-            // Beside other servers it matters whether this one is about to end.
+        if (response.as_ref()).is_ok_and(|it| is_denied(it.status)) {
             let as_user = self.get("/readyz", InternalTarget::Upstream).await;
             response = as_user.or(response);
         }
         match response {
-            Ok(InternalResponse { status, .. }) if status.is_success() || is_denied(status) => {
-                UpstreamHealth::Ready
-            }
-            Ok(InternalResponse { status, .. }) => {
-                UpstreamHealth::NotReady(format!("/readyz answered {status}"))
-            }
-            Err(cause) => UpstreamHealth::NotReady(cause),
+            Ok(InternalResponse { status, .. }) => ReadyzAnswer::of_status(status),
+            Err(cause) => ReadyzAnswer::NotReady(cause),
         }
     }
 
@@ -188,8 +188,8 @@ impl Prober {
         Ok(())
     }
 
-    /// By default kube-apiserver permits anonymous requests for `/readyz` and `/version`. A
-    /// denial also shows that it runs.
+    /// By default kube-apiserver permits anonymous requests for `/readyz` and `/version`, once it has read
+    /// the RBAC objects.
     async fn get(
         &self,
         path: &'static str,
@@ -205,8 +205,4 @@ impl Prober {
 #[serde(rename_all = "camelCase")]
 struct VersionInfo<'a> {
     git_version: &'a str,
-}
-
-fn is_denied(status: StatusCode) -> bool {
-    status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN
 }

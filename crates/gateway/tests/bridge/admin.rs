@@ -65,6 +65,63 @@ async fn readyz_follows_the_readiness_of_upstream() {
     }
 }
 
+/// kube-apiserver denies requests until it has read the RBAC objects, except those of `system:masters`.
+#[tokio::test]
+async fn an_upstream_that_denies_its_readiness_while_it_starts_is_not_ready() {
+    let pki = PkiFixture::new();
+    let [anonymous, as_user] = [500, 500].map(|it| Arc::new(AtomicU16::new(it)));
+    let upstream = {
+        let [anonymous, as_user] = [anonymous.clone(), as_user.clone()];
+        let options = Options::new(pki.upstream.clone());
+        ApiServer::start(options, move |recorded| {
+            let status = match recorded.header("x-remote-user") {
+                None => &anonymous,
+                Some(_) => &as_user,
+            };
+            match recorded.path() {
+                "/readyz" => Reply::new(status.load(Ordering::SeqCst)),
+                "/version" => Reply::json("{}"),
+                _ => self_test_responses::passing_response(&recorded).unwrap(),
+            }
+        })
+        .await
+    };
+    let bridge = pki.start_bridge(upstream.addr());
+    wait_for_status(&bridge, "/readyz", 500).await;
+    let upstream_check = async || get(bridge.admin_address(), "/readyz/upstream").await;
+
+    // The bridge's own user may not read it yet either.
+    for status in [&anonymous, &as_user] {
+        status.store(403, Ordering::SeqCst);
+    }
+    eventually("the denial is seen", TEST_TIMEOUT, async || {
+        let check = upstream_check().await;
+        assert_eq!(check.status, 500, "{}", check.body);
+        check.body.contains("403")
+    })
+    .await;
+    as_user.store(500, Ordering::SeqCst);
+    eventually("the user's answer is seen", TEST_TIMEOUT, async || {
+        let check = upstream_check().await;
+        assert_eq!(check.status, 500, "{}", check.body);
+        check.body.contains("/readyz answered 500")
+    })
+    .await;
+    // With anonymous requests denied for ever it is ready when the user's answer says so.
+    as_user.store(200, Ordering::SeqCst);
+    wait_until_ready(&bridge).await;
+    // Not the other way round: the right of the user is removed while upstream runs.
+    let count = upstream.requests().len();
+    as_user.store(403, Ordering::SeqCst);
+    eventually("further probes", TEST_TIMEOUT, async || {
+        assert_eq!(upstream_check().await.status, 200);
+        let requests = upstream.requests();
+        let probes = requests[count..].iter();
+        probes.filter(|it| it.path() == "/readyz").count() > 4
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn closing_an_idle_connection_leaves_upstream_ready() {
     let pki = PkiFixture::new();

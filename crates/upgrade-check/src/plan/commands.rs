@@ -93,8 +93,10 @@ pub(super) fn restore(minor: Minor, manifests: &[&str]) -> Vec<String> {
 pub(super) fn upgrade_kubelet(version: &str) -> Vec<String> {
     of_node([
         install("kubeadm", version),
-        "# on a worker node; a control plane node has had it with its kube-apiserver".to_owned(),
-        "kubeadm upgrade node".to_owned(),
+        "# on a worker node only: a control plane node has had it with its kube-apiserver, and without \
+         --patches it would give the port of a bridge to kube-apiserver"
+            .to_owned(),
+        "test -e /etc/kubernetes/manifests/kube-apiserver.yaml || kubeadm upgrade node".to_owned(),
         "# on the Node".to_owned(),
         install("kubelet kubectl", version),
     ])
@@ -119,8 +121,9 @@ fn of_node(commands: impl IntoIterator<Item = String>) -> Vec<String> {
     all
 }
 
-/// Upgrades the image of kube-proxy. Its repository stays.
-pub(super) fn upgrade_kube_proxy(version: &str) -> Vec<String> {
+/// Changes the image of kube-proxy to a version. Its repository stays. `rollout undo` would return to the
+/// revision before, which may be another change than the upgrade.
+pub(super) fn set_kube_proxy_image(version: &str) -> Vec<String> {
     vec![
         "image=$(kubectl -n kube-system get daemonset kube-proxy \
          -o jsonpath='{.spec.template.spec.containers[0].image}')"
@@ -132,13 +135,15 @@ pub(super) fn upgrade_kube_proxy(version: &str) -> Vec<String> {
     ]
 }
 
-/// Returns the `DaemonSet` of kube-proxy to what it was before its upgrade.
-pub(super) fn return_kube_proxy(minor: Minor) -> Vec<String> {
+/// Replaces kubeadm by an older one, and changes the version that `kubeadm join` installs.
+pub(super) fn return_kubeadm(version: &str) -> Vec<String> {
     vec![
-        "kubectl -n kube-system rollout undo daemonset/kube-proxy".to_owned(),
+        "# on each control plane node that was upgraded".to_owned(),
+        downgrade("kubeadm", version),
+        "# on one of them".to_owned(),
         format!(
-            "# if that is not {minor}: kubectl -n kube-system rollout history daemonset/kube-proxy, and \
-             rollout undo with --to-revision"
+            "kubectl -n kube-system get configmap kubeadm-config -o yaml | \
+             sed 's/kubernetesVersion: v.*/kubernetesVersion: v{version}/' | kubectl replace -f -"
         ),
     ]
 }

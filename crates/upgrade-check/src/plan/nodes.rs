@@ -84,19 +84,11 @@ impl Hop<'_> {
 
     fn kube_proxy_step(&self, proxies: &[&Component], to: Version) -> Step {
         let names: Vec<_> = proxies.iter().map(|it| described(it)).collect();
-        let minor = Minor::from(to);
-        let (verb, to, commands) = match self.direction {
-            Direction::Upgrade => (
-                "Upgrade",
-                to.to_string(),
-                commands::upgrade_kube_proxy(&to.to_string()),
-            ),
-            Direction::Rollback => (
-                "Return",
-                minor.to_string(),
-                commands::return_kube_proxy(minor),
-            ),
+        let verb = match self.direction {
+            Direction::Upgrade => "Upgrade",
+            Direction::Rollback => "Return",
         };
+        let commands = commands::set_kube_proxy_image(&to.to_string());
         let step = Step::new(self.phase(), format!("{verb} {} to {to}", counted(proxies)));
         step.note(listed(&names)).commands(commands).checks([
             Check::new(

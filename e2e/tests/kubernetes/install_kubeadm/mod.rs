@@ -29,9 +29,12 @@ pub(crate) const PREPARE: [&str; 6] = [
     "2. Let the bridge read the keys",
     "3. Generate the files",
     "Check that the bridge can start",
-    "Check that the bridge will work",
+    NEEDS_A_SERVER,
     "4. Let kubeadm keep the layout",
 ];
+
+/// The one of them that connects to the kube-apiserver of the node.
+pub(crate) const NEEDS_A_SERVER: &str = "Check that the bridge will work";
 
 const UPGRADE: &str = "7. kubeadm upgrade";
 
