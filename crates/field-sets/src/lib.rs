@@ -47,6 +47,6 @@ pub use fingerprint::Fingerprint;
 pub use managed_fields::{Mention, mentions};
 pub use path::{FieldPath, Step};
 pub use presence::has_any;
-pub use restore::{Replaced, restore};
+pub use restore::{Alternatives, Written, restore};
 pub use server_fields::{FieldSet, ServerFields, ServerFieldsBuilder};
 pub use skew::{ComparedServer, FieldDifference, FieldSkew};

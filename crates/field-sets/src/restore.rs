@@ -23,18 +23,25 @@ const KEYS: [&str; 9] = [
     "topologyKey",
 ];
 
-/// What a write replaces.
+/// What the body of a write is, and so what it replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Replaced {
-    /// The whole object, as an update does: what is missing in it is removed.
+pub enum Written {
+    /// The whole object, as an update has it: what is missing in it is removed.
     Object,
-    /// Lists, as a JSON merge patch does (RFC 7396): a field that is missing in an object stays,
+    /// A JSON merge patch (RFC 7396), which replaces lists: a field that is missing in an object stays,
     /// and `null` removes it.
-    Lists,
-    /// As [`Replaced::Object`], but a field whose container has gained another field counts as
-    /// replaced by it: of the members of a union an object has one. Which fields form a union cannot
-    /// be determined from an object, so this is used only after the server has rejected a completed update.
-    Alternatives,
+    MergePatch,
+}
+
+/// Whether a field is restored if its container has gained another field. Of the members of a union an
+/// object has one, and which fields form a union cannot be determined from an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alternatives {
+    /// Such a field is restored.
+    Keep,
+    /// Such a field counts as replaced by the other one. Used only after the server has rejected the
+    /// write with the field.
+    LeaveOut,
 }
 
 /// Copies the fields of `before` that match `patterns` and are missing in `after` to it. Returns
@@ -54,27 +61,29 @@ pub fn restore(
     before: &Value,
     after: &mut Value,
     patterns: &[FieldPath],
-    replaced: Replaced,
+    written: Written,
+    alternatives: Alternatives,
 ) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut search = Search {
+        found: Vec::new(),
+        path: String::new(),
+        alternatives,
+    };
     for pattern in patterns {
-        let mut search = Search {
-            found: &mut found,
-            path: String::new(),
-        };
-        search.visit(before, after, pattern.steps(), replaced);
+        search.visit(before, after, pattern.steps(), written);
     }
-    found
+    search.found
 }
 
-struct Search<'a> {
-    found: &'a mut Vec<String>,
+struct Search {
+    found: Vec<String>,
     path: String,
+    alternatives: Alternatives,
 }
 
-impl Search<'_> {
+impl Search {
     /// Compares a container that both objects have.
-    fn visit(&mut self, before: &Value, after: &mut Value, steps: &[Step], replaced: Replaced) {
+    fn visit(&mut self, before: &Value, after: &mut Value, steps: &[Step], written: Written) {
         let Some((step, rest)) = steps.split_first() else {
             return;
         };
@@ -85,16 +94,17 @@ impl Search<'_> {
                 };
                 let separator = if self.path.is_empty() { "" } else { "." };
                 let label = format!("{separator}{name}");
-                let is_replaced = replaced == Replaced::Alternatives && has_gained(before, after);
+                let is_replaced =
+                    self.alternatives == Alternatives::LeaveOut && has_gained(before, after);
                 self.below(&label, |search| {
-                    search.field((name, value), after, rest, (replaced, is_replaced));
+                    search.field((name, value), after, rest, (written, is_replaced));
                 });
             }
             (Step::Value, Value::Object(before), Value::Object(after)) => {
                 for (name, value) in before {
                     if let Some(below) = after.get_mut(name) {
                         self.below(&format!("{{{name}}}"), |search| {
-                            search.visit(value, below, rest, replaced);
+                            search.visit(value, below, rest, written);
                         });
                     }
                 }
@@ -103,11 +113,7 @@ impl Search<'_> {
                 for (place, counterpart, label) in counterparts(before, after, rest) {
                     self.below(&label, |search| {
                         let (item, after) = (&before[place], &mut after[counterpart]);
-                        let replaced = match replaced {
-                            Replaced::Lists => Replaced::Object,
-                            replaced => replaced,
-                        };
-                        search.visit(item, after, rest, replaced);
+                        search.visit(item, after, rest, Written::Object);
                     });
                 }
             }
@@ -122,12 +128,12 @@ impl Search<'_> {
         (name, value): (&str, &Value),
         after: &mut Map<String, Value>,
         rest: &[Step],
-        (replaced, is_replaced): (Replaced, bool),
+        (written, is_replaced): (Written, bool),
     ) {
         match after.get_mut(name) {
-            Some(below) if !below.is_null() => self.visit(value, below, rest, replaced),
+            Some(below) if !below.is_null() => self.visit(value, below, rest, written),
             // A merge patch keeps what is missing in it, and removes what is null.
-            _ if replaced == Replaced::Lists || is_replaced => {}
+            _ if written == Written::MergePatch || is_replaced => {}
             _ if contains_only(value, rest) => {
                 after.insert(name.to_owned(), value.clone());
                 let path = rest_of(&self.path, rest);

@@ -12,8 +12,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use skewbridge_field_sets::{
-    ComparedServer, FieldPath, FieldSkew, Replaced, ServerFields, ServerFieldsBuilder, Step,
-    restore,
+    Alternatives, ComparedServer, FieldPath, FieldSkew, ServerFields, ServerFieldsBuilder, Step,
+    Written, restore,
 };
 
 /// Every field has one type, as in Go: `l` is a list, `m` a map.
@@ -178,11 +178,14 @@ proptest! {
         let skew = compare(&[(30, all), (31, less)]);
         let unknown = skew.difference("apps", "widgets").map_or(&[][..], |it| it.unknown());
         // A field that a server drops is never treated as removed by the client.
-        for replaced in [Replaced::Object, Replaced::Alternatives] {
-            prop_assert!(restore(&before, &mut before.clone(), unknown, replaced).is_empty());
+        for alternatives in [Alternatives::Keep, Alternatives::LeaveOut] {
+            let restore = |after: &mut Value| {
+                restore(&before, after, unknown, Written::Object, alternatives)
+            };
+            prop_assert!(restore(&mut before.clone()).is_empty());
             // The object has one value for each of them.
             let mut restored = after.clone();
-            let found = restore(&before, &mut restored, unknown, replaced);
+            let found = restore(&mut restored);
             prop_assert_eq!(&restored, &before);
             prop_assert_eq!(found.len(), unknown.len(), "{:?} {:?}", found, unknown);
             prop_assert_eq!(found.is_empty(), before == after);
