@@ -34,9 +34,11 @@
 pub mod error;
 mod extract;
 pub mod fingerprint;
+pub mod json_patch;
 pub mod managed_fields;
 pub mod path;
 mod presence;
+pub mod replaced;
 pub mod restore;
 pub mod server_fields;
 pub mod skew;
@@ -44,9 +46,11 @@ mod tree;
 
 pub use error::Error;
 pub use fingerprint::Fingerprint;
+pub use json_patch::restore_after_json_patch;
 pub use managed_fields::{Mention, mentions};
 pub use path::{FieldPath, Step};
 pub use presence::has_any;
-pub use restore::{Replaced, restore};
+pub use replaced::{erasable_by_json_patch, erasable_by_merge};
+pub use restore::{Alternatives, Written, restore, without_removed};
 pub use server_fields::{FieldSet, ServerFields, ServerFieldsBuilder};
 pub use skew::{ComparedServer, FieldDifference, FieldSkew};

@@ -12,8 +12,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use skewbridge_field_sets::{
-    ComparedServer, FieldPath, FieldSkew, Replaced, ServerFields, ServerFieldsBuilder, Step,
-    restore,
+    Alternatives, ComparedServer, FieldPath, FieldSkew, ServerFields, ServerFieldsBuilder, Step,
+    Written, restore, restore_after_json_patch,
 };
 
 /// Every field has one type, as in Go: `l` is a list, `m` a map.
@@ -24,6 +24,11 @@ fn path() -> impl Strategy<Value = String> {
 
 fn path_set() -> impl Strategy<Value = Vec<String>> {
     vec(path(), 0..6)
+}
+
+fn pointer() -> impl Strategy<Value = String> {
+    let part = proptest::sample::select(&["a", "b", "l", "m", "0", "1", "-1", "-", "x"]);
+    vec(part, 0..4).prop_map(|parts| parts.iter().map(|it| format!("/{it}")).collect())
 }
 
 fn fields(paths: &[String]) -> ServerFields {
@@ -178,14 +183,74 @@ proptest! {
         let skew = compare(&[(30, all), (31, less)]);
         let unknown = skew.difference("apps", "widgets").map_or(&[][..], |it| it.unknown());
         // A field that a server drops is never treated as removed by the client.
-        for replaced in [Replaced::Object, Replaced::Alternatives] {
-            prop_assert!(restore(&before, &mut before.clone(), unknown, replaced).is_empty());
+        for alternatives in [Alternatives::Keep, Alternatives::LeaveOut] {
+            let restore = |after: &mut Value| {
+                restore(&before, after, unknown, Written::Object, alternatives)
+            };
+            prop_assert!(restore(&mut before.clone()).is_empty());
             // The object has one value for each of them.
             let mut restored = after.clone();
-            let found = restore(&before, &mut restored, unknown, replaced);
+            let found = restore(&mut restored);
             prop_assert_eq!(&restored, &before);
             prop_assert_eq!(found.len(), unknown.len(), "{:?} {:?}", found, unknown);
             prop_assert_eq!(found.is_empty(), before == after);
+        }
+    }
+
+    #[test]
+    fn a_patch_with_what_a_server_decodes_erases_nothing(
+        paths in path_set(), kept in vec(any::<bool>(), 6), at in path(),
+    ) {
+        let all = fields(&paths);
+        let less: Vec<_> = paths.iter().zip(kept).filter(|it| it.1).map(|it| it.0.clone()).collect();
+        let less = fields(&less);
+        let known = |fields: &ServerFields| fields.kind("apps", "Widget").unwrap().paths();
+        let before = object(&known(&all));
+        let after = decoded(&before, &known(&less).into_iter().collect(), "");
+        let skew = compare(&[(30, all), (31, less)]);
+        let unknown = skew.difference("apps", "widgets").map_or(&[][..], |it| it.unknown());
+        // As a JSON patch of a value above the fields.
+        let pointer = at.split('.').next().unwrap().trim_end_matches(['[', ']', '{', '}']);
+        let pointer = format!("/{pointer}");
+        if let Some(value) = after.pointer(&pointer) {
+            let mut patch = json!([{"op": "replace", "path": pointer, "value": value}]);
+            restore_after_json_patch(&before, &mut patch, unknown, Alternatives::Keep).unwrap();
+            let mut result = before.clone();
+            for operation in patch.as_array().unwrap() {
+                let path = operation["path"].as_str().unwrap();
+                let (container, name) = path.rsplit_once('/').unwrap();
+                let container = result.pointer_mut(container).unwrap();
+                container[name] = operation["value"].clone();
+            }
+            prop_assert_eq!(result, before.clone());
+        }
+        // As a strategic merge patch that replaces the whole object.
+        let mut patch = after;
+        patch["$patch"] = json!("replace");
+        let written = Written::StrategicMergePatch;
+        restore(&before, &mut patch, unknown, written, Alternatives::Keep);
+        patch.as_object_mut().unwrap().remove("$patch");
+        prop_assert_eq!(patch, before);
+    }
+
+    #[test]
+    fn any_json_patch_is_read_without_a_panic(
+        operations in vec((0_usize..6, pointer(), pointer(), 0_usize..4), 0..6),
+    ) {
+        let kinds = ["add", "remove", "replace", "move", "copy", "test"];
+        let values = [json!(null), json!({"a": 1}), json!([{"a": 1}]), json!(1)];
+        let operations = operations.into_iter().map(|(kind, path, from, value)| {
+            json!({"op": kinds[kind], "path": path, "from": from, "value": values[value]})
+        });
+        let mut patch = Value::Array(operations.collect());
+        let before = json!({"a": {"a": 1, "b": [{"a": 1}]}, "l": [{"a": 1}, {"b": 2}], "m": {"x": {"a": 1}}});
+        let patterns: Vec<FieldPath> = ["a.b[].a", "l[].a", "m{}.a", "a.a"].map(|it| it.parse().unwrap()).into();
+        let restore = |patch: &mut Value| {
+            restore_after_json_patch(&before, patch, &patterns, Alternatives::Keep)
+        };
+        // A completed patch applies, and is complete.
+        if restore(&mut patch).is_ok() {
+            prop_assert_eq!(restore(&mut patch), Ok(Vec::new()));
         }
     }
 

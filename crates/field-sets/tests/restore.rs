@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 use skewbridge_field_sets::restore::MAX_REPORTED_PATHS;
-use skewbridge_field_sets::{FieldPath, Mention, Replaced, mentions, restore};
+use skewbridge_field_sets::{Alternatives, FieldPath, Mention, Written, mentions, restore};
 
 fn patterns(texts: &[&str]) -> Vec<FieldPath> {
     texts.iter().map(|it| it.parse().unwrap()).collect()
@@ -13,8 +13,20 @@ fn patterns(texts: &[&str]) -> Vec<FieldPath> {
 /// The fields that an update to `after` would erase. Restored, none is erased any more.
 fn erased(before: &Value, after: &Value, patterns: &[FieldPath]) -> Vec<String> {
     let mut restored = after.clone();
-    let found = restore(before, &mut restored, patterns, Replaced::Object);
-    let again = restore(before, &mut restored.clone(), patterns, Replaced::Object);
+    let found = restore(
+        before,
+        &mut restored,
+        patterns,
+        Written::Object,
+        Alternatives::Keep,
+    );
+    let again = restore(
+        before,
+        &mut restored.clone(),
+        patterns,
+        Written::Object,
+        Alternatives::Keep,
+    );
     assert!(again.is_empty(), "{again:?}");
     assert_eq!(found.is_empty(), *after == restored, "{restored}");
     found
@@ -326,7 +338,13 @@ fn a_merge_patch_replaces_lists_and_keeps_what_is_missing_in_objects() {
     ];
     for (patch, expected) in rows {
         let mut restored = patch.clone();
-        restore(&before, &mut restored, &patterns, Replaced::Lists);
+        restore(
+            &before,
+            &mut restored,
+            &patterns,
+            Written::MergePatch,
+            Alternatives::Keep,
+        );
         assert_eq!(restored, expected, "{patch}");
     }
 }
@@ -335,7 +353,13 @@ fn a_merge_patch_replaces_lists_and_keeps_what_is_missing_in_objects() {
 fn an_item_without_a_key_is_found_by_its_other_fields() {
     let before = json!({"l": [{"y": 1, "x": 1}, {"y": 2}]});
     let mut after = json!({"l": [{"y": 3}, {"y": 2}, {"y": 1}]});
-    let found = restore(&before, &mut after, &patterns(&["l[].x"]), Replaced::Object);
+    let found = restore(
+        &before,
+        &mut after,
+        &patterns(&["l[].x"]),
+        Written::Object,
+        Alternatives::Keep,
+    );
     assert_eq!(found, ["l[0].x"]);
     assert_eq!(after, json!({"l": [{"y": 3}, {"y": 2}, {"y": 1, "x": 1}]}));
 }
@@ -386,9 +410,17 @@ fn a_member_of_a_union_that_another_one_replaces_is_left_out_on_request() {
         ),
     ];
     for (before, after, all, kept) in rows {
-        for (replaced, expected) in [(Replaced::Object, all), (Replaced::Alternatives, kept)] {
-            let found = restore(&before, &mut after.clone(), &patterns, replaced);
-            assert_eq!(found, expected, "{before} {after} {replaced:?}");
+        for (alternatives, expected) in [(Alternatives::Keep, all), (Alternatives::LeaveOut, kept)]
+        {
+            let mut restored = after.clone();
+            let found = restore(
+                &before,
+                &mut restored,
+                &patterns,
+                Written::Object,
+                alternatives,
+            );
+            assert_eq!(found, expected, "{before} {after} {alternatives:?}");
         }
     }
 }

@@ -8,7 +8,7 @@ use http::header::{
 use http::request::Parts;
 use http::{HeaderValue, StatusCode, Uri};
 use serde_json::Value;
-use skewbridge_field_sets::{Replaced, restore};
+use skewbridge_field_sets::{Alternatives, Written, restore};
 use skewbridge_http_engine::buffer_budget::Reservation;
 
 use super::completion::{Completion, UpdateWithoutReplaced};
@@ -57,7 +57,13 @@ impl UpdateGuard {
             return Ok(Checked::Passed);
         };
         let stored = object_of(stored)?;
-        let added = restore(&stored, &mut patch, &self.fields, Replaced::Lists);
+        let added = restore(
+            &stored,
+            &mut patch,
+            &self.fields,
+            Written::MergePatch,
+            Alternatives::Keep,
+        );
         if added.is_empty() {
             return Ok(Checked::Passed);
         }
@@ -95,9 +101,15 @@ impl UpdateGuard {
         }
         let result = object_of(&read(response, reservation).await?)?;
         let stored = object_of(stored)?;
-        let complete = |replaced| {
+        let complete = |alternatives| {
             let mut completed = result.clone();
-            let added = restore(&stored, &mut completed, &self.fields, replaced);
+            let added = restore(
+                &stored,
+                &mut completed,
+                &self.fields,
+                Written::Object,
+                alternatives,
+            );
             // Without it, the server continues with the managers of the stored object.
             if let Some(metadata) = completed["metadata"].as_object_mut() {
                 metadata.remove("managedFields");
@@ -105,7 +117,7 @@ impl UpdateGuard {
             let (head, body) = with_body(head, &completed, Some(json.clone()));
             (head, body, added)
         };
-        let (completed_head, completed_body, added) = complete(Replaced::Object);
+        let (completed_head, completed_body, added) = complete(Alternatives::Keep);
         if added.is_empty() {
             return Ok(Checked::Passed);
         }
@@ -113,7 +125,7 @@ impl UpdateGuard {
             fields = named(added.iter()),
             "an update without fields that not every kube-apiserver has was completed"
         );
-        let (head, body, fewer) = complete(Replaced::Alternatives);
+        let (head, body, fewer) = complete(Alternatives::LeaveOut);
         let without_replaced = (body != completed_body).then_some(UpdateWithoutReplaced {
             head,
             body,
@@ -135,7 +147,13 @@ impl UpdateGuard {
             return Ok(None);
         };
         let stored = object_of(stored)?;
-        let added = restore(&stored, &mut update, &self.fields, Replaced::Object);
+        let added = restore(
+            &stored,
+            &mut update,
+            &self.fields,
+            Written::Object,
+            Alternatives::Keep,
+        );
         if added.is_empty() {
             return Ok(None);
         }
