@@ -29,6 +29,10 @@ const FLAGS: [&str; 9] = [
     "--disable-dev-shm-usage",
 ];
 
+/// A process ID namespace, whose processes the kernel ends with its first one: chromedriver does not
+/// always end its browser.
+const NAMESPACE_ARGUMENTS: [&str; 4] = ["--pid", "--fork", "--kill-child", "--mount-proc"];
+
 /// The height of a screenshot: the upper part of a long page.
 const MAX_SCREENSHOT_HEIGHT: u64 = 2_000;
 
@@ -46,7 +50,7 @@ pub enum JavaScript {
 pub struct Browser {
     address: SocketAddr,
     session: String,
-    process: Process,
+    _process: Process,
 }
 
 impl ControlPlane {
@@ -54,10 +58,11 @@ impl ControlPlane {
     pub async fn start_browser(&self, javascript: JavaScript) -> Browser {
         let address = free_address();
         let name = format!("chromedriver-{}", address.port());
-        let arguments = [format!("--port={}", address.port())];
-        let program = Path::new("chromedriver");
+        let arguments = NAMESPACE_ARGUMENTS.map(str::to_owned);
+        let port = format!("--port={}", address.port());
+        let arguments = [arguments.as_slice(), &["chromedriver".to_owned(), port]].concat();
         let directory = self.directory();
-        let process = Process::start(&name, &name, program, &arguments, directory);
+        let process = Process::start(&name, &name, Path::new("unshare"), &arguments, directory);
         eventually(&name, TEST_TIMEOUT, async || {
             request(address, "GET", "/status", &Value::Null)
                 .await
@@ -88,7 +93,7 @@ impl ControlPlane {
         Browser {
             address,
             session,
-            process,
+            _process: process,
         }
     }
 }
@@ -178,14 +183,6 @@ impl Browser {
             .await;
         let shot = shot["data"].as_str().expect("an image");
         STANDARD.decode(shot).expect("base64")
-    }
-}
-
-impl Drop for Browser {
-    /// chromedriver ends its browser when it gets this signal, and not when it is killed.
-    fn drop(&mut self) {
-        self.process.signal("TERM");
-        self.process.wait();
     }
 }
 

@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use crate::support::admin_client::{get, request, scrape, wait_for_status, wait_until_ready};
 use crate::support::pki::{PkiFixture, start};
 use crate::support::ready_upstream::ready_upstream;
+use crate::support::self_test_responses;
 
 #[tokio::test]
 async fn readyz_follows_the_readiness_of_upstream() {
