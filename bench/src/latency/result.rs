@@ -84,8 +84,8 @@ impl fmt::Display for LatencyResult {
         } = self.sizes;
         writeln!(
             f,
-            "{}, {rate} requests a second on one connection each, {rounds} rounds of\n\
-             {seconds} s; µs, median (min..max of rounds)",
+            "{}, {rate} requests a second on one connection each,\n\
+             {rounds} rounds of {seconds} s; µs, median (min..max of rounds)",
             self.server
         )?;
         let mut table = Table::new(["", "direct", "", "bridge", ""]);
