@@ -9,13 +9,14 @@ use serde::de::Error as _;
 
 use crate::error::{Error, Server};
 use crate::object::{self, Member};
-use crate::spec::{Field, FieldRole, Spec, is_method, rank_among, rank_in_path};
+use crate::references::{Encoding, Paths, definitions_left_out};
+use crate::spec::{self, Field, FieldRole, Spec, is_method, rank_among, rank_in_path};
 
 /// Merges documents of one group version (v3) or of whole servers (v2). The local server's
 /// document comes first, and takes precedence for equal names. Added are paths of others for
 /// which `take` returns true, missing methods of existing paths, and all schemas and similar
-/// items with missing names. Everything else, including the other members of a path, is the
-/// local server's.
+/// items with missing names, except for definitions (v2) that belong only to other paths. Everything
+/// else, including the other members of a path, is the local server's.
 ///
 /// Returns the bytes of the local server unchanged if there is nothing to add.
 pub fn merge<'a>(
@@ -78,6 +79,7 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
         others: &OtherServers<'a>,
     ) -> Result<Option<Value<'a>>, Error> {
         let mut changed = Vec::new();
+        let left_out = self.definitions_left_out(&local, others)?;
         for field in fields {
             let text = object::get(&local, field.json);
             let theirs: Vec<_> = others
@@ -92,7 +94,10 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
             let value = match field.role {
                 FieldRole::Local => None,
                 FieldRole::Paths => self.paths(text, &theirs)?,
-                FieldRole::Names => names(text, &theirs)?,
+                FieldRole::Names if field.json == spec::DEFINITIONS => {
+                    names(text, &theirs, &left_out)?
+                }
+                FieldRole::Names => names(text, &theirs, &BTreeMap::new())?,
                 FieldRole::Tags => tags(text, &theirs)?,
                 FieldRole::Components => {
                     let local = object::read(text).map_err(with_server(Server::Local))?;
@@ -112,6 +117,41 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
             });
         }
         Ok(Some(Value::Object(members)))
+    }
+
+    /// The definitions of each server that belong only to paths which are not taken.
+    fn definitions_left_out(
+        &self,
+        local: &[Member<'_>],
+        others: &OtherServers<'_>,
+    ) -> Result<BTreeMap<Server, BTreeSet<String>>, Error> {
+        let mut left_out = BTreeMap::new();
+        if self.spec != Spec::V2 {
+            return Ok(left_out);
+        }
+        let own = read_object(Server::Local, local, spec::PATHS)?;
+        let own: BTreeSet<&str> = own.iter().map(|(path, _)| &**path).collect();
+        for (server, members) in others {
+            let all = read_object(*server, members, spec::PATHS)?;
+            let mut paths = Paths::default();
+            for (path, text) in all.iter().filter(|(path, _)| path.starts_with('/')) {
+                if (self.take)(path) {
+                    paths.taken.push(text.as_bytes());
+                } else if !own.contains(&**path) {
+                    paths.left_out.push(text.as_bytes());
+                }
+            }
+            if paths.left_out.is_empty() {
+                continue;
+            }
+            let definitions = read_object(*server, members, spec::DEFINITIONS)?;
+            let definitions = definitions
+                .iter()
+                .map(|(name, text)| (&**name, text.as_bytes()));
+            let names = definitions_left_out(Encoding::Json, &paths, &definitions.collect());
+            left_out.insert(*server, names);
+        }
+        Ok(left_out)
     }
 
     fn paths<'a>(
@@ -197,12 +237,20 @@ impl<'a> PathItem<'a> {
     }
 }
 
-fn names<'a>(local: &'a str, others: &[(Server, &'a str)]) -> Result<Option<Value<'a>>, Error> {
+fn names<'a>(
+    local: &'a str,
+    others: &[(Server, &'a str)],
+    left_out: &BTreeMap<Server, BTreeSet<String>>,
+) -> Result<Option<Value<'a>>, Error> {
     let local = object::read(local).map_err(with_server(Server::Local))?;
     let before = local.len();
     let mut names: BTreeMap<_, _> = unparsed(local).into_iter().collect();
-    for (_, members) in read_all(others)? {
+    for (server, members) in read_all(others)? {
+        let left_out = left_out.get(&server);
         for (name, text) in members {
+            if left_out.is_some_and(|it| it.contains(&*name)) {
+                continue;
+            }
             names.entry(name).or_insert(Value::Text(text));
         }
     }
@@ -233,6 +281,15 @@ fn tag_name(tag: &str) -> Result<String, serde_json::Error> {
     let members = object::read(tag)?;
     let name = object::get(&members, "name");
     serde_json::from_str(name.ok_or_else(|| serde_json::Error::missing_field("name"))?)
+}
+
+/// The members of an object that is a member; none if it is missing.
+fn read_object<'a>(
+    server: Server,
+    members: &[Member<'a>],
+    name: &str,
+) -> Result<Vec<Member<'a>>, Error> {
+    object::read(object::get(members, name).unwrap_or("null")).map_err(with_server(server))
 }
 
 fn read_all<'a>(others: &[(Server, &'a str)]) -> Result<Vec<(Server, Vec<Member<'a>>)>, Error> {
@@ -366,6 +423,16 @@ mod tests {
                     r#"{"components":{"schemas":{"a":2}}}"#,
                 ],
                 r#"{"openapi":"3.0.0","components":{"schemas":{"a":2}},"security":[],"x-a":1}"#,
+            ),
+            // Definitions that belong only to paths which are not taken, as those of a custom resource
+            // that is deleted; the local server has no such path any more.
+            (
+                Spec::V2,
+                &[
+                    r#"{"paths":{"/b":{"get":1}},"definitions":{"b":1}}"#,
+                    r##"{"paths":{"/apis/crd/v1":{"get":{"$ref":"#/definitions/crd"}},"/c":{"$ref":"#/definitions/c"}},"definitions":{"c":{"$ref":"#/definitions/meta"},"crd":{"x":[{"$ref":"#/definitions/below"},{"$ref":"#/definitions/meta"}]},"below":1,"meta":2}}"##,
+                ],
+                r##"{"paths":{"/b":{"get":1},"/c":{"$ref":"#/definitions/c"}},"definitions":{"b":1,"c":{"$ref":"#/definitions/meta"},"meta":2}}"##,
             ),
             // Tags keep the order of the servers.
             (

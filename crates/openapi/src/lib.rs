@@ -34,6 +34,7 @@ pub mod json;
 pub mod merged_index;
 mod object;
 pub mod protobuf;
+mod references;
 pub mod spec;
 
 pub use error::{Error, Server};

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use crate::error::DecodeError;
 use crate::error::{Error, Server};
+use crate::references::{Encoding, Paths, definitions_left_out};
 use crate::spec::{self, FieldRole, Spec};
 use fields::{Chunks, Field, length_delimited, split_fields};
 
@@ -58,6 +59,7 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
         others: &OtherServers<'a>,
     ) -> Result<Option<Chunks<'a>>, Error> {
         let mut changed = BTreeMap::new();
+        let left_out = self.definitions_left_out(local, others)?;
         for field in known {
             let number = field.number;
             let merged = match field.role {
@@ -78,7 +80,8 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
                         FieldRole::Components => {
                             self.fields(self.spec.components(), &own, &theirs)?
                         }
-                        _ => names(&own, &theirs)?,
+                        _ if field.json == spec::DEFINITIONS => names(&own, &theirs, &left_out)?,
+                        _ => names(&own, &theirs, &BTreeMap::new())?,
                     };
                     content.map(|content| length_delimited(number, content))
                 }
@@ -86,6 +89,47 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
             changed.extend(merged.map(|chunks| (number, chunks)));
         }
         Ok((!changed.is_empty()).then(|| with_replaced_fields(local, changed)))
+    }
+
+    /// The definitions of each server that belong only to paths which are not taken.
+    fn definitions_left_out(
+        &self,
+        local: &[Field<'_>],
+        others: &OtherServers<'_>,
+    ) -> Result<BTreeMap<Server, BTreeSet<String>>, Error> {
+        let mut left_out = BTreeMap::new();
+        if self.spec != Spec::V2 {
+            return Ok(left_out);
+        }
+        let number = self.spec.path_number();
+        let own = submessage_fields(spec::V2_PATHS, local).map_err(with_server(Server::Local))?;
+        let own = map_entries(number, &own).map_err(with_server(Server::Local))?;
+        let own: BTreeSet<&str> = own.iter().map(|entry| entry.name).collect();
+        for (server, message) in others {
+            let entries = |field, number| {
+                let fields = submessage_fields(field, message).map_err(with_server(*server))?;
+                map_entries(number, &fields).map_err(with_server(*server))
+            };
+            let mut paths = Paths::default();
+            for entry in entries(spec::V2_PATHS, number)? {
+                if !entry.name.starts_with('/') {
+                    continue;
+                }
+                if (self.take)(entry.name) {
+                    paths.taken.push(entry.raw);
+                } else if !own.contains(entry.name) {
+                    paths.left_out.push(entry.raw);
+                }
+            }
+            if paths.left_out.is_empty() {
+                continue;
+            }
+            let definitions = entries(spec::V2_DEFINITIONS, ENTRY)?;
+            let definitions = definitions.iter().map(|entry| (entry.name, entry.raw));
+            let names = definitions_left_out(Encoding::Protobuf, &paths, &definitions.collect());
+            left_out.insert(*server, names);
+        }
+        Ok(left_out)
     }
 
     fn paths<'a>(
@@ -134,15 +178,22 @@ const NAME: u32 = 1;
 /// The field number of the value of an entry.
 const VALUE: u32 = 2;
 
-fn names<'a>(local: &[Field<'a>], others: &OtherServers<'a>) -> Result<Option<Chunks<'a>>, Error> {
+fn names<'a>(
+    local: &[Field<'a>],
+    others: &OtherServers<'a>,
+    left_out: &BTreeMap<Server, BTreeSet<String>>,
+) -> Result<Option<Chunks<'a>>, Error> {
     let mut names = BTreeMap::new();
     for entry in map_entries(ENTRY, local).map_err(with_server(Server::Local))? {
         names.insert(entry.name, entry.raw);
     }
     let before = names.len();
     for (server, message) in others {
+        let left_out = left_out.get(server);
         for entry in map_entries(ENTRY, message).map_err(with_server(*server))? {
-            names.entry(entry.name).or_insert(entry.raw);
+            if !left_out.is_some_and(|it| it.contains(entry.name)) {
+                names.entry(entry.name).or_insert(entry.raw);
+            }
         }
     }
     if names.len() == before {
@@ -435,6 +486,40 @@ mod tests {
             tag("t"),
             tag("u"),
             field(16, &[b"extension"]),
+        ];
+        assert_eq!(merged(&[local.concat(), other.concat()]), expected.concat());
+    }
+
+    #[test]
+    fn definitions_of_paths_that_are_not_taken_are_left_out() {
+        let to = |name: &str| field(1, &[format!("#/definitions/{name}").as_bytes()]);
+        let local = [
+            field(8, &[&path("/b", &[])]),
+            field(9, &[&map_entry(1, "b", b"1")]),
+        ];
+        let crd = path("/apis/crd/v1", &[(2, &to("crd"))]);
+        let other = [
+            field(8, &[&crd, &path("/c", &[(2, &to("c"))])]),
+            field(
+                9,
+                &[
+                    &map_entry(1, "c", &to("meta")),
+                    &map_entry(1, "crd", &[to("below"), to("meta")].concat()),
+                    &map_entry(1, "below", b""),
+                    &map_entry(1, "meta", b""),
+                ],
+            ),
+        ];
+        let expected = [
+            field(8, &[&path("/b", &[]), &path("/c", &[(2, &to("c"))])]),
+            field(
+                9,
+                &[
+                    &map_entry(1, "b", b"1"),
+                    &map_entry(1, "c", &to("meta")),
+                    &map_entry(1, "meta", b""),
+                ],
+            ),
         ];
         assert_eq!(merged(&[local.concat(), other.concat()]), expected.concat());
     }

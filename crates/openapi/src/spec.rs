@@ -73,6 +73,14 @@ pub(crate) enum FieldRole {
     Components,
 }
 
+/// The paths of a document.
+pub(crate) const PATHS: &str = "paths";
+/// The schemas of v2.
+pub(crate) const DEFINITIONS: &str = "definitions";
+/// The numbers of both in gnostic's protobuf of v2.
+pub(crate) const V2_PATHS: u32 = 8;
+pub(crate) const V2_DEFINITIONS: u32 = 9;
+
 const fn field(json: &'static str, number: u32, role: FieldRole) -> Field {
     Field { json, number, role }
 }
@@ -88,8 +96,8 @@ const V2: &[Field] = &[
     field("info", 2, FieldRole::Local),
     field("host", 3, FieldRole::Local),
     field("basePath", 4, FieldRole::Local),
-    field("paths", 8, FieldRole::Paths),
-    field("definitions", 9, FieldRole::Names),
+    field(PATHS, V2_PATHS, FieldRole::Paths),
+    field(DEFINITIONS, V2_DEFINITIONS, FieldRole::Names),
     field("parameters", 10, FieldRole::Names),
     field("responses", 11, FieldRole::Names),
     field("securityDefinitions", 13, FieldRole::Names),
@@ -101,7 +109,7 @@ const V2: &[Field] = &[
 const V3: &[Field] = &[
     field("openapi", 1, FieldRole::Local),
     field("info", 2, FieldRole::Local),
-    field("paths", 4, FieldRole::Paths),
+    field(PATHS, 4, FieldRole::Paths),
     field("servers", 3, FieldRole::Local),
     field("components", 5, FieldRole::Components),
     field("security", 6, FieldRole::Local),

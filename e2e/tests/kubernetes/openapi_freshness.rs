@@ -80,6 +80,8 @@ impl Follower {
         let response = self.client.send(&request).await.unwrap();
         match (response.status, &self.known) {
             (404, _) => Published::Removed,
+            // kube-apiserver, while it removes the document.
+            (200, _) if response.body.is_empty() => Published::Removed,
             (304, Some((_, published))) => *published,
             (200, _) => {
                 let document: Value = serde_json::from_slice(&response.body).unwrap();
