@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::binaries;
 use crate::ports::free_address;
@@ -127,6 +128,22 @@ impl Etcd {
     pub fn restart(&mut self) {
         self.kill();
         self.run();
+    }
+
+    /// The value of a key, as far as it is text. Only without TLS.
+    pub fn stored_text(&self, key: &str) -> String {
+        const SCRIPT: &str = r#"
+            key=$(printf %s "$1" | base64 -w 0)
+            curl -sf -d "{\"key\":\"$key\"}" "http://$2/v3/kv/range" |
+                sed -n 's/.*"value":"\([^"]*\)".*/\1/p' | base64 -d
+        "#;
+        let address = self.address.to_string();
+        let output = Command::new("sh")
+            .args(["-euc", SCRIPT, "sh", key, &address])
+            .output()
+            .expect("sh starts");
+        assert!(output.status.success(), "{key}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     fn signal(&self, name: &str) {

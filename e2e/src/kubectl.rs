@@ -52,6 +52,33 @@ impl ControlPlane {
         Output::of(&output)
     }
 
+    /// Runs a script of a shell, with kubectl of the server's version for its admin.
+    pub async fn shell_with_kubectl(&self, server: usize, via: Via, script: &str) -> Output {
+        let version = &self.servers[server].version;
+        let directory = self.pki.file(&format!("kubectl-{version}"));
+        std::fs::create_dir_all(&directory).expect("a directory for kubectl");
+        let link = directory.join("kubectl");
+        if !link.exists() {
+            std::os::unix::fs::symlink(binaries::kubectl(version), &link).expect("a link");
+        }
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let others = std::env::split_paths(&path);
+        let path = std::env::join_paths(std::iter::once(directory).chain(others));
+        let address = self.servers[server].at(via);
+        let output = Command::new("sh")
+            .args(["-euc", script])
+            .current_dir(self.pki.path())
+            .env("PATH", path.expect("a path"))
+            .env("HOME", self.pki.path())
+            .env("KUBECONFIG", self.kubeconfig(address, User::Admin))
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .expect("sh starts");
+        Output::of(&output)
+    }
+
     /// The kubectl command, without its arguments.
     pub fn kubectl_command(&self, server: usize, via: Via, user: User) -> Command {
         let version = &self.servers[server].version;

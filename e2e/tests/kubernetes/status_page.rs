@@ -116,6 +116,10 @@ async fn the_page_shows_the_control_plane_and_its_changes() {
             image.len()
         );
         write_screenshot(name, &image);
+        let overflow = "const page = document.documentElement; \
+                        return page.scrollWidth - page.clientWidth;";
+        let overflow = browser.run(overflow).await;
+        assert_eq!(overflow, 0, "{name}: the page scrolls sideways");
         let problems = browser.accessibility_problems().await;
         let is_serious =
             |it: &&String| it.starts_with("\"serious\"") || it.starts_with("\"critical\"");

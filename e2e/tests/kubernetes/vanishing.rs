@@ -8,6 +8,7 @@ use skewbridge_e2e::{
     free_address, old_and_new_versions,
 };
 use skewbridge_testkit::eventually;
+use tokio::task::JoinSet;
 
 use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, wait_until_served_by};
 
@@ -18,6 +19,12 @@ const GONE: VersionSpecificApi = VersionSpecificApi::ATTRIBUTES_CLASSES;
 const ENDPOINTS: &str = "/api/v1/namespaces/default/endpoints";
 
 const AGENTS: usize = 10;
+
+/// The callers that a bridge counts by name.
+const MAX_CALLERS: usize = 10_000;
+
+/// How many callers each of ten clients is: a few more than the limit in total.
+const CALLERS_OF_A_CLIENT: usize = MAX_CALLERS / AGENTS + 5;
 
 /// The number of calls that a client sends through a bridge.
 fn calls(agent: usize, bridge: usize) -> usize {
@@ -76,6 +83,48 @@ fn counts(document: &Value) -> BTreeMap<[String; 3], u64> {
         (key, it["count"].as_u64().unwrap())
     });
     counts.collect()
+}
+
+/// Ten clients send one call each as many callers, through the bridge of the older server.
+async fn send_as_many_callers(plane: &ControlPlane) {
+    let mut clients = JoinSet::new();
+    for number in 0..AGENTS {
+        let address = plane.servers[OLD].bridge;
+        let mut client = HttpClient::new(plane.client("alice"), address, Protocol::H2);
+        clients.spawn(async move {
+            for caller in 0..CALLERS_OF_A_CLIENT {
+                let agent = format!("ledger-crowd-{number}-{caller}");
+                let request = Request::get(GONE.path).header("User-Agent", &agent);
+                assert_eq!(client.send(&request).await.unwrap().status, 403);
+            }
+        });
+    }
+    clients.join_all().await;
+}
+
+/// Each call is counted, those of callers beyond the limit without a name.
+async fn the_number_of_callers_is_bounded(plane: &ControlPlane, bridges: &[String]) {
+    send_as_many_callers(plane).await;
+    let metrics = plane.metrics(plane.servers[OLD].admin).await;
+    let callers = metrics.sum("skewbridge_vanishing_callers", &[]);
+    assert_eq!(callers, MAX_CALLERS as u64);
+    let (_, document) = vanishing(plane, bridges).await;
+    let calls = document["calls"].as_array().unwrap().iter();
+    let is_of_crowd = |it: &&Value| {
+        let agent = it["userAgent"].as_str().unwrap();
+        agent.starts_with("ledger-crowd-")
+    };
+    let named: u64 = calls
+        .filter(is_of_crowd)
+        .map(|it| it["count"].as_u64().unwrap())
+        .sum();
+    let others = document["other"]["count"].as_u64().unwrap();
+    println!("{named} calls of callers by name, {others} of others");
+    assert!(
+        named < MAX_CALLERS as u64,
+        "the ten clients are callers too"
+    );
+    assert_eq!(named + others, (AGENTS * CALLERS_OF_A_CLIENT) as u64);
 }
 
 #[tokio::test]
@@ -151,7 +200,12 @@ async fn ten_clients_of_two_bridges_are_counted_once_each() {
         assert_eq!(counts(&document), expected);
         assert_eq!(code, Some(2));
         let calls = document["calls"].as_array().unwrap();
-        let is = |name: &'static str| move |it: &&Value| it["resource"] == name;
+        // Calls before the newer server was known are compared with the version after the older one.
+        let first_agent = agent(0);
+        let is = |name: &'static str| {
+            let first_agent = first_agent.clone();
+            move |it: &&Value| it["resource"] == name && it["userAgent"] == *first_agent
+        };
         let gone = calls.iter().find(is("volumeattributesclasses")).unwrap();
         assert_eq!(
             (&gone["reason"], &gone["unavailableIn"]),
@@ -173,6 +227,9 @@ async fn ten_clients_of_two_bridges_are_counted_once_each() {
         let counted: u64 = counts(&document).values().sum();
         assert_eq!(counted, sent as u64 + 1, "{bridge}");
     }
+
+    let bridges = [OLD, NEW].map(|it| format!("--bridge=http://{}", plane.servers[it].admin));
+    the_number_of_callers_is_bounded(&plane, &bridges).await;
 
     // Users without the right to read it do not.
     let mut command = plane.skewbridge_command(OLD, Via::Bridge, User::Alice);

@@ -157,9 +157,17 @@ impl Rehearsal {
         rehearsal
     }
 
-    /// Everything that `check upgrade` reads versions of has been reported.
+    /// Everything that `check upgrade` reads versions of has been reported, and all servers have published
+    /// their addresses.
     async fn wait_for_components(&self) {
         let node = &self.cluster.nodes[0];
+        let published = "get endpointslices kubernetes -o jsonpath='{.endpoints[*].addresses[0]}'";
+        let what = "all servers are published";
+        eventually(what, CONTROLLER_TIMEOUT, async || {
+            let addresses = node.kubectl(published);
+            addresses.split_whitespace().count() == self.cluster.nodes.len()
+        })
+        .await;
         let what = "all pods are reported";
         eventually(what, CONTROLLER_TIMEOUT, async || {
             let pods = node.kubectl("-n kube-system get pods --no-headers");
