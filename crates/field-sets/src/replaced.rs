@@ -43,15 +43,12 @@ fn replaces(patch: &Value, steps: &[Step], has_directives: bool) -> bool {
             {
                 return true;
             }
-            match step {
-                Step::Field(name) => {
-                    let below = object.get(&**name);
-                    below.is_some_and(|below| replaces(below, rest, has_directives))
-                }
-                _ => {
-                    let mut below = object.values();
-                    below.any(|below| replaces(below, rest, has_directives))
-                }
+            if let Step::Field(name) = step {
+                let below = object.get(&**name);
+                below.is_some_and(|below| replaces(below, rest, has_directives))
+            } else {
+                let mut below = object.values();
+                below.any(|below| replaces(below, rest, has_directives))
             }
         }
         _ => false,

@@ -163,17 +163,17 @@ impl Search {
     ) {
         let retained = retained_keys(after).filter(|_| written.has_directives());
         let is_retained = |keys: &[Value]| keys.iter().any(|it| it.as_str() == Some(name));
-        let is_removed = match (written, after.get_mut(name), retained) {
-            (_, Some(below), _) if !below.is_null() => {
+        let is_removed = match after.get_mut(name) {
+            Some(below) if !below.is_null() => {
                 self.visit(value, below, rest, written);
                 return;
             }
-            (Written::Object, _, _) => true,
             // A patch names what it removes.
-            (_, Some(_), _) => false,
-            (_, None, Some(keys)) => !is_retained(&keys),
-            (Written::ReplacedByPatch, None, None) => true,
-            (Written::MergePatch | Written::StrategicMergePatch, None, None) => false,
+            Some(_) => written == Written::Object,
+            None => match retained {
+                Some(keys) => !is_retained(&keys),
+                None => matches!(written, Written::Object | Written::ReplacedByPatch),
+            },
         };
         if !is_removed || is_replaced || !contains_only(value, rest) {
             return;

@@ -31,6 +31,19 @@ struct Guarded {
     field: (&'static str, Value),
     /// The spec of a server-side apply.
     applied_spec: Value,
+    /// The subresource of the field, and the JSON pointer of an object or list above it, which patches
+    /// replace.
+    replaced: (&'static str, &'static str),
+}
+
+/// A patch with what the old server shows.
+#[derive(Debug)]
+struct Patch {
+    /// Of the media type.
+    kind: &'static str,
+    body: Value,
+    /// It replaces an object or a list that has the field.
+    replaces: bool,
 }
 
 impl Guarded {
@@ -47,6 +60,7 @@ impl Guarded {
             status: None,
             field: ("/spec/serviceAccountTokenInSecrets", json!(true)),
             applied_spec: json!({}),
+            replaced: ("", "/spec"),
         }
     }
 
@@ -66,6 +80,7 @@ impl Guarded {
             status: None,
             field: ("/spec/volumeAttributesClassName", json!("gold")),
             applied_spec: json!({"accessModes": ["ReadWriteOnce"], "resources": requests}),
+            replaced: ("", "/spec"),
         }
     }
 
@@ -87,6 +102,7 @@ impl Guarded {
                 {"type": "AbleToScale", "status": "True", "observedGeneration": 7}]}})),
             field: ("/status/conditions/0/observedGeneration", json!(7)),
             applied_spec: spec,
+            replaced: ("/status", "/status/conditions"),
         }
     }
 
@@ -152,6 +168,58 @@ impl Guarded {
         kubectl(plane, via, &["replace", "-f", &file]).await;
     }
 
+    /// Patches that contain what the old server shows: an object, or a list.
+    async fn patches(&self, plane: &ControlPlane) -> Vec<Patch> {
+        let mut old = plane.http_client(OLD, Via::Server, Protocol::H2);
+        let shown = old.send(&Request::get(&self.path())).await.unwrap();
+        let shown: Value = serde_json::from_slice(&shown.body).unwrap();
+        let pointer = self.replaced.1;
+        let value = shown.pointer(pointer).unwrap().clone();
+        let nested = |value: &Value| {
+            let names: Vec<_> = pointer.split('/').skip(1).collect();
+            let names = names.into_iter().rev();
+            let mut patch = names.fold(value.clone(), |below, name| json!({name: below}));
+            patch["metadata"] = json!({"annotations": {"patched": "yes"}});
+            patch
+        };
+        let mut with_directive = value.clone();
+        match &mut with_directive {
+            Value::Array(items) => items.insert(0, json!({"$patch": "replace"})),
+            object => object["$patch"] = json!("replace"),
+        }
+        let operations = json!([
+            {"op": "replace", "path": pointer, "value": value},
+            {"op": "add", "path": "/metadata/annotations", "value": {"patched": "yes"}},
+        ]);
+        let patch = |kind, body, replaces| Patch {
+            kind,
+            body,
+            replaces,
+        };
+        vec![
+            patch("json", operations, true),
+            patch("strategic-merge", nested(&with_directive), true),
+            // Lists of the objects in these tests are merged by a strategic merge patch.
+            patch("strategic-merge", nested(&value), false),
+            patch("merge", nested(&value), value.is_array()),
+        ]
+    }
+
+    /// Sends a patch to the old server, directly or through its bridge.
+    async fn patch(&self, plane: &ControlPlane, via: Via, patch: &Patch) {
+        let path = format!("{}{}", self.path(), self.replaced.0);
+        let kind = format!("application/{}-patch+json", patch.kind);
+        let request = Request::new("PATCH", &path).body(&kind, &patch.body.to_string());
+        let mut client = plane.http_client(OLD, via, Protocol::H2);
+        let patched = client.send(&request).await.unwrap();
+        let text = String::from_utf8_lossy(&patched.body).into_owned();
+        assert_eq!(patched.status, 200, "{patch:?} {text}");
+        let is_warned = (patched.headers.iter()).any(|(name, value)| {
+            name.eq_ignore_ascii_case("warning") && value.contains("were kept")
+        });
+        assert_eq!(is_warned, via == Via::Bridge && patch.replaces, "{patch:?}");
+    }
+
     /// The update loop of a controller, with a cache that is filled through the same server.
     async fn update_from_cache(&self, plane: &ControlPlane, via: Via) -> Value {
         let resource = format!("--resource={}", self.resource);
@@ -196,6 +264,13 @@ impl Guarded {
             // field to the update.
             assert_eq!(updated["Conflicts"], 0, "{updated}");
 
+            self.create(plane).await;
+            for patch in self.patches(plane).await {
+                self.create(plane).await;
+                self.patch(plane, via, &patch).await;
+                check(&format!("{patch:?}")).await;
+            }
+
             // Only the spec can be set by a create.
             if self.status.is_none() {
                 self.delete(plane).await;
@@ -206,6 +281,133 @@ impl Guarded {
                 kubectl(plane, via, &["create", &validation, "-f", &file]).await;
                 check("create").await;
             }
+        }
+    }
+}
+
+/// The bridge adds these preconditions to writes that go to a server without all fields.
+#[tokio::test]
+async fn every_server_compares_the_version_in_a_write() {
+    let Some([old, new]) = old_and_new_versions() else {
+        return;
+    };
+    let plane = ControlPlane::start(&[old, new].map(|it| ServerSpec::of(&it))).await;
+    let maps = "/api/v1/namespaces/default/configmaps";
+    let map = format!("{maps}/map");
+    let applied = format!("{map}?fieldManager=test&force=true");
+    let metadata = |version: &str| {
+        json!({"apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "map", "resourceVersion": version}})
+    };
+    let operations = |version: &str| json!([{"op": "add", "path": "/metadata/resourceVersion", "value": version}]);
+    let options = |version: &str| {
+        json!({"apiVersion": "v1", "kind": "DeleteOptions",
+            "preconditions": {"resourceVersion": version}})
+    };
+    let rows: [(_, _, _, &dyn Fn(&str) -> Value); 6] = [
+        ("PUT", &map, "application/json", &metadata),
+        ("PATCH", &map, "application/json-patch+json", &operations),
+        ("PATCH", &map, "application/merge-patch+json", &metadata),
+        (
+            "PATCH",
+            &map,
+            "application/strategic-merge-patch+json",
+            &metadata,
+        ),
+        ("PATCH", &applied, "application/apply-patch+yaml", &metadata),
+        ("DELETE", &map, "application/json", &options),
+    ];
+    for server in [OLD, NEW] {
+        let mut direct = plane.http_client(server, Via::Server, Protocol::H2);
+        let mut create = metadata("");
+        create["metadata"]["resourceVersion"].take();
+        let create = Request::new("POST", maps).body("application/json", &create.to_string());
+        assert_eq!(direct.send(&create).await.unwrap().status, 201);
+        for (method, path, kind, body) in rows {
+            let stored = direct.send(&Request::get(&map)).await.unwrap();
+            let stored: Value = serde_json::from_slice(&stored.body).unwrap();
+            let current = stored["metadata"]["resourceVersion"].as_str().unwrap();
+            for (version, expected) in [("1", 409), (current, 200)] {
+                let request = Request::new(method, path).body(kind, &body(version).to_string());
+                let answer = direct.send(&request).await.unwrap();
+                let text = String::from_utf8_lossy(&answer.body).into_owned();
+                assert_eq!(answer.status, expected, "{server} {method} {kind} {text}");
+            }
+        }
+    }
+}
+
+/// A list that a strategic merge patch replaces, too, as the kubelet patches it.
+#[tokio::test]
+async fn a_field_of_a_list_that_patches_replace_is_kept() {
+    let Some([old, new]) = old_and_new_versions() else {
+        return;
+    };
+    let gates = ["ImageVolume", "ImageVolumeWithDigest"];
+    let new = gates
+        .iter()
+        .fold(ServerSpec::of(&new), |server, gate| server.gate(gate, true));
+    let old = ServerSpec::of(&old).gate("ImageVolume", true);
+    let plane = start_servers([old, new], "writes").await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "models"},
+        "spec": {"automountServiceAccountToken": false,
+            "containers": [{"name": "web", "image": "web",
+                "volumeMounts": [{"name": "model", "mountPath": "/model"}]}],
+            "volumes": [{"name": "model", "image": {"reference": "model:1"}}]},
+    });
+    let mut direct = plane.http_client(NEW, Via::Server, Protocol::H2);
+    let create = Request::new("POST", pods).body("application/json", &pod.to_string());
+    eventually("the pod is created", TEST_TIMEOUT, async || {
+        // It needs the service account of its namespace.
+        direct.send(&create).await.unwrap().status == 201
+    })
+    .await;
+    let statuses = |restarts: u32, volume_status: bool| {
+        let mut mount = json!({"name": "model", "mountPath": "/model"});
+        if volume_status {
+            mount["volumeStatus"] = json!({"image": {"imageRef": "model@sha256:0"}});
+        }
+        json!({"status": {"containerStatuses": [{"name": "web", "image": "web", "imageID": "",
+            "ready": false, "restartCount": restarts, "volumeMounts": [mount]}]}})
+    };
+    let path = format!("{pods}/models/status");
+    let patch =
+        |kind: &str, body: &Value| Request::new("PATCH", &path).body(kind, &body.to_string());
+    let strategic = "application/strategic-merge-patch+json";
+    let operations = |body: &Value| {
+        json!([{"op": "replace", "path": "/status/containerStatuses",
+            "value": body["status"]["containerStatuses"]}])
+    };
+    for via in [Via::Server, Via::Bridge] {
+        for kind in [
+            strategic,
+            "application/merge-patch+json",
+            "application/json-patch+json",
+        ] {
+            let seen = direct.send(&patch(strategic, &statuses(0, true))).await;
+            let seen = seen.unwrap();
+            let text = String::from_utf8_lossy(&seen.body).into_owned();
+            assert!(
+                text.contains("model@sha256:0"),
+                "the new server has the field: {text}"
+            );
+            let mut body = statuses(1, false);
+            if kind == "application/json-patch+json" {
+                body = operations(&body);
+            }
+            let mut client = plane.http_client(OLD, via, Protocol::H2);
+            let patched = client.send(&patch(kind, &body)).await.unwrap();
+            let text = String::from_utf8_lossy(&patched.body).into_owned();
+            assert_eq!(patched.status, 200, "{kind} {via:?} {text}");
+            let stored = direct.send(&Request::get(&path)).await.unwrap();
+            let stored: Value = serde_json::from_slice(&stored.body).unwrap();
+            let status = &stored["status"]["containerStatuses"][0];
+            assert_eq!(status["restartCount"], 1, "{kind} {via:?}");
+            let image = &status["volumeMounts"][0]["volumeStatus"]["image"]["imageRef"];
+            let is_kept = *image == json!("model@sha256:0");
+            assert_eq!(is_kept, via == Via::Bridge, "{kind} {via:?} {stored}");
         }
     }
 }

@@ -2,16 +2,20 @@
 //!
 //! A write goes to a server that has every field of the kind. That is not enough in two cases:
 //!
-//! - An update replaces the object, and a merge patch replaces lists. Its base may have been read
-//!   from a server that lacks fields, or its client may not support them, so that they are missing. The
-//!   bridge compares the write with the stored object and adds them again (`completed_body`).
+//! - An update replaces the object, and a patch may replace objects and lists in it (`patch`). Its base
+//!   may have been read from a server that lacks fields, or its client may not support them, so that they
+//!   are missing. The bridge compares the write with the stored object and adds them again
+//!   (`completed_body`, `completed_patch`).
 //! - No available server has every field. The write is then sent to another one, unless its body
-//!   (`body_fields`) or the `managedFields` of the object name such a field.
+//!   (`body_fields`, `protobuf_fields`) or the `managedFields` of the object name such a field.
 
 mod body_fields;
 mod completed_body;
+mod completed_patch;
 mod completion;
+mod patch;
 mod precondition;
+mod protobuf_fields;
 
 use std::future::poll_fn;
 
@@ -32,7 +36,9 @@ use skewbridge_k8s_api::status::Status;
 use tokio::time::timeout;
 
 use self::body_fields::BodyFields;
+use self::completed_body::{dry_run, send_dry_run};
 use self::completion::Completion;
+use self::patch::PatchKind;
 use super::error::ProxyError;
 use super::outbound::{Destination, OutboundRequest, replay_body};
 use super::request_context::RequestContext;
@@ -47,9 +53,6 @@ const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 /// The maximum size of an object as JSON. etcd stores at most 1.5 MiB, which is smaller in protobuf.
 const MAX_OBJECT_BYTES: usize = 4 * 1024 * 1024;
 
-/// The media type of JSON merge patches.
-const MERGE_PATCH: &[u8] = b"application/merge-patch+json";
-
 /// Paths that a Status or a log line names.
 const MAX_NAMED_PATHS: usize = 5;
 
@@ -61,14 +64,17 @@ pub(super) struct UpdateGuard {
     fields: Vec<FieldPath>,
     /// A server that has the fields exists, and is not available.
     is_known_elsewhere: bool,
+    /// The request is from a component of Kubernetes that is not newer than its server: it does not know
+    /// the fields either.
+    is_from_old_component: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Check {
     /// The update has all of these fields that the stored object has.
     Update,
-    /// The lists of the merge patch have them.
-    MergePatch,
+    /// What the patch replaces has them.
+    Patch(PatchKind),
     /// The server lacks some of these fields: neither the object nor the request has one.
     Incomplete,
     /// As [`Check::Incomplete`], for a request that creates an object.
@@ -110,13 +116,15 @@ impl UpdateGuard {
             return None;
         }
         let mut fields = difference.fields.clone();
-        if !matches!(check, Check::Update | Check::MergePatch) {
+        if !matches!(check, Check::Update | Check::Patch(_)) {
             fields = difference.lacked_by(destination.servers());
         }
         Some(Self {
             check,
             fields,
             is_known_elsewhere: !difference.complete.is_empty(),
+            is_from_old_component: context.placement.component.is_some()
+                && !unmet.contains(Rule::Version),
         })
     }
 
@@ -153,7 +161,8 @@ impl UpdateGuard {
         // Until the end of the check.
         let mut reservation = limits.reservation();
         if self.is_incomplete() {
-            self.check_body(info, &head.headers, &bytes)?;
+            let accounts = (&mut *record, &mut reservation);
+            self.check_body(outbound, head, &bytes, accounts).await?;
         }
         if self.check == Check::IncompleteCreate {
             return Ok(Checked::Passed);
@@ -164,6 +173,14 @@ impl UpdateGuard {
             head,
             body: &bytes,
         };
+        // The fields that the write can erase without naming them.
+        let erasable = match self.check {
+            Check::Patch(kind) => kind.erasable(&bytes, &self.fields),
+            _ => self.fields.clone(),
+        };
+        if erasable.is_empty() {
+            return Ok(Checked::Passed);
+        }
         let stored = self.read_object(outbound, head, (record, &mut reservation));
         let stored = match stored.await? {
             Stored::Object(stored) => stored,
@@ -179,10 +196,14 @@ impl UpdateGuard {
             // A client of another bridge may set such a field before the write.
             Check::Incomplete => self.add_precondition(&stored, &write),
             Check::IncompleteCreate | Check::Unknown => Ok(Checked::Passed),
-            _ if bytes.is_empty() || !has_any(&object_of(&stored)?, &self.fields) => {
+            _ if bytes.is_empty() || !has_any(&object_of(&stored)?, &erasable) => {
                 self.add_precondition(&stored, &write)
             }
-            Check::MergePatch => self.complete_patch(&stored, &write),
+            Check::Patch(kind) => {
+                let accounts = (record, &mut reservation);
+                self.complete_patch(kind, (&stored, &erasable), outbound, &write, accounts)
+                    .await
+            }
             Check::Update => {
                 let accounts = (record, &mut reservation);
                 self.complete_update(&stored, outbound, &write, accounts)
@@ -197,21 +218,29 @@ impl UpdateGuard {
 
     /// Rejects a request with a field that its server would drop, while a server of the cluster has it.
     /// After the last such server has gone, a request is treated as without a bridge.
-    fn check_body(
+    async fn check_body(
         &self,
-        info: &RequestInfo<'_>,
-        headers: &HeaderMap,
-        body: &[u8],
+        outbound: &OutboundRequest<'_>,
+        head: &Parts,
+        body: &Bytes,
+        accounts: (&mut AccessLogEntry, &mut Reservation),
     ) -> Result<(), ProxyError> {
+        let info = &outbound.context.info;
         if !self.is_known_elsewhere || !has_object_in_body(info) {
             return Ok(());
         }
-        match BodyFields::of(headers, body, &self.fields) {
-            // A body that does not name fields is sent with a warning. Rejecting it would stop most
-            // controllers for as long as the newer server is down, and nothing stored is erased.
-            BodyFields::Absent | BodyFields::Unreadable => Ok(()),
-            BodyFields::Present => Err(ProxyError::rejected(dropped_status(info, &self.fields))),
+        let is_dropped = match BodyFields::of(&head.headers, body, &self.fields) {
+            BodyFields::Absent => false,
+            BodyFields::Present => true,
+            // The fields have numbers, or cannot be read.
+            BodyFields::Unreadable => {
+                !self.is_from_old_component && is_dropped(outbound, head, body, accounts).await?
+            }
+        };
+        if is_dropped {
+            return Err(ProxyError::rejected(dropped_status(info, &self.fields)));
         }
+        Ok(())
     }
 
     /// Whether the managers of an object may have set one of the fields.
@@ -264,29 +293,36 @@ impl UpdateGuard {
     }
 }
 
+/// Whether a server drops a field of an object in protobuf, by the result of a dry run. A request that fails
+/// is left to the server.
+async fn is_dropped(
+    outbound: &OutboundRequest<'_>,
+    head: &Parts,
+    body: &Bytes,
+    (record, reservation): (&mut AccessLogEntry, &mut Reservation),
+) -> Result<bool, ProxyError> {
+    let info = &outbound.context.info;
+    if protobuf_fields::has_dropped(body, body, info.subresource).is_none() {
+        return Ok(false);
+    }
+    let (mut head, body) = dry_run(head, body)?;
+    let protobuf = HeaderValue::from_static("application/vnd.kubernetes.protobuf");
+    head.headers.insert(ACCEPT, protobuf);
+    let response = send_dry_run((head, body.clone()), outbound, record).await?;
+    if !response.status().is_success() {
+        return Ok(false);
+    }
+    let result = read(response, reservation).await?;
+    let has_dropped = protobuf_fields::has_dropped(&body, &result, info.subresource);
+    Ok(has_dropped.unwrap_or(false))
+}
+
 /// A write that is checked.
 struct Write<'a> {
     limits: &'a ClientLimits,
     info: &'a RequestInfo<'a>,
     head: &'a Parts,
     body: &'a Bytes,
-}
-
-impl Write<'_> {
-    /// Whether the body has the metadata of the object: that of an update, also to a subresource such as
-    /// `scale`, and of a patch that has the structure of the object.
-    fn has_metadata(&self) -> bool {
-        let content_type = self.head.headers.get(CONTENT_TYPE);
-        let content_type = content_type.map(HeaderValue::as_bytes).unwrap_or_default();
-        match self.info.verb {
-            Verb::Update => true,
-            Verb::Patch => {
-                content_type.starts_with(MERGE_PATCH)
-                    || content_type.starts_with(b"application/strategic-merge-patch+json")
-            }
-            _ => false,
-        }
-    }
 }
 
 /// The object that a request changes.
@@ -306,10 +342,6 @@ fn check(info: &RequestInfo<'_>, headers: &HeaderMap, is_incomplete: bool) -> Op
     if !FieldGuard::Writes.covers(info) {
         return None;
     }
-    let is_merge_patch = || {
-        let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-        content_type.is_some_and(|it| it.starts_with(MERGE_PATCH))
-    };
     match info.verb {
         Verb::Get => None,
         // A new object has no stored fields to lose.
@@ -320,7 +352,7 @@ fn check(info: &RequestInfo<'_>, headers: &HeaderMap, is_incomplete: bool) -> Op
         _ if is_incomplete && info.resource == "bindings" => Some(Check::Unknown),
         _ if is_incomplete => Some(Check::Incomplete),
         Verb::Update if stores_body(info.subresource) => Some(Check::Update),
-        Verb::Patch if is_merge_patch() => Some(Check::MergePatch),
+        Verb::Patch if stores_body(info.subresource) => PatchKind::of(headers).map(Check::Patch),
         _ => None,
     }
 }
@@ -379,13 +411,10 @@ fn has_object_in_body(info: &RequestInfo<'_>) -> bool {
     is_write && info.resource != "bindings" && stores_body(info.subresource)
 }
 
-/// Whether the body of a write to a subresource is the object: others (scale, eviction) have a kind of
-/// their own.
+/// Whether the body of a write to a subresource is the object. These have a kind of their own; others, also
+/// of later versions, count as the object.
 fn stores_body(subresource: &str) -> bool {
-    matches!(
-        subresource,
-        "" | "status" | "ephemeralcontainers" | "resize"
-    )
+    !matches!(subresource, "binding" | "eviction" | "scale")
 }
 
 fn unusable(why: impl Into<String>) -> ProxyError {
@@ -475,6 +504,18 @@ fn incomplete_status(info: &RequestInfo<'_>, fields: &[FieldPath]) -> Status {
         named(fields.iter()),
     );
     Status::service_unavailable(message, 1)
+}
+
+/// The response to a patch that erases fields and cannot be completed.
+fn erasing_status(info: &RequestInfo<'_>, erased: &[String]) -> Status {
+    let message = format!(
+        "the patch of {} {:?} erases fields that not every kube-apiserver has ({}), and does not name them: \
+         patch the fields that are to change, or remove these first",
+        info.resource,
+        info.name,
+        named(erased.iter()),
+    );
+    Status::new(422, "Invalid", message)
 }
 
 /// The response to a write of fields that its server would drop.

@@ -22,6 +22,7 @@ mod endpoint_peers;
 mod errors;
 mod expect_continue;
 mod field_guard;
+mod field_guard_patches;
 mod forwarding;
 mod header_limits;
 mod identities;

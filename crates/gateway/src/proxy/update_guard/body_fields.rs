@@ -89,7 +89,7 @@ fn has_word(text: &str, word: &str) -> bool {
 }
 
 /// The media type without parameters, in lower case.
-fn media_type(headers: &HeaderMap) -> String {
+pub(super) fn media_type(headers: &HeaderMap) -> String {
     let value = headers.get(CONTENT_TYPE).and_then(|it| it.to_str().ok());
     let value = value.and_then(|it| it.split(';').next()).unwrap_or("");
     value.trim().to_ascii_lowercase()

@@ -6,13 +6,14 @@ use http::header::{
     ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING,
 };
 use http::request::Parts;
-use http::{HeaderValue, StatusCode, Uri};
+use http::{HeaderValue, Response, StatusCode, Uri};
 use serde_json::Value;
 use skewbridge_field_sets::{Alternatives, Written, restore};
+use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_http_engine::buffer_budget::Reservation;
 
-use super::completion::{Completion, UpdateWithoutReplaced};
-use super::precondition::{add_precondition, conditional_body, version_of};
+use super::completion::{Completion, Precondition};
+use super::precondition::{add_precondition, conditional_write, version_in, version_of};
 use super::{
     Check, Checked, UpdateGuard, Write, full, named, object_of, read, response_of, with_target,
 };
@@ -23,53 +24,24 @@ use crate::proxy::outbound::OutboundRequest;
 impl UpdateGuard {
     /// Without such a field in the stored object, no write can remove one. A write without a precondition
     /// gets one, in case a client sets such a field between this check and the write. Of an incomplete
-    /// server every write is one that removes it; of a complete one only an update is.
+    /// server every write is one that removes it; of a complete one those that are checked are.
     pub(super) fn add_precondition(
         &self,
         stored: &[u8],
         write: &Write<'_>,
     ) -> Result<Checked, ProxyError> {
-        let may_erase = match self.check {
-            Check::Update => true,
-            Check::Incomplete => write.has_metadata(),
-            Check::MergePatch | Check::IncompleteCreate | Check::Unknown => false,
-        };
-        if !may_erase {
+        if matches!(self.check, Check::IncompleteCreate | Check::Unknown) {
             return Ok(Checked::Passed);
         }
-        let version = version_of(stored)?;
-        let conditional = version.and_then(|version| conditional_body(write.body, &version));
-        let Some(body) = conditional else {
+        let Some(version) = version_of(stored)? else {
             return Ok(Checked::Passed);
         };
-        let (head, body) = with_bytes(write.head, body, None);
-        Completion::of(write, (head, body, Vec::new()), None, true)
-    }
-
-    /// Adds the fields to the items of lists in a merge patch.
-    pub(super) fn complete_patch(
-        &self,
-        stored: &[u8],
-        write: &Write<'_>,
-    ) -> Result<Checked, ProxyError> {
-        // The server rejects what is not JSON.
-        let Ok(mut patch) = serde_json::from_slice::<Value>(write.body) else {
+        let Some((body, content_type)) = conditional_write(write, &version) else {
             return Ok(Checked::Passed);
         };
-        let stored = object_of(stored)?;
-        let added = restore(
-            &stored,
-            &mut patch,
-            &self.fields,
-            Written::MergePatch,
-            Alternatives::Keep,
-        );
-        if added.is_empty() {
-            return Ok(Checked::Passed);
-        }
-        let is_conditional = add_precondition(&mut patch, &stored);
-        let (head, body) = with_body(write.head, &patch, None);
-        Completion::of(write, (head, body, added), None, is_conditional)
+        let (head, body) = with_bytes(write.head, body, content_type);
+        let completed = (head, body, Vec::new());
+        Ok(Completion::of(write, completed, Precondition::Added(version))?.into())
     }
 
     /// Adds the fields to the result of a dry run, which replaces the update: the server has decoded
@@ -82,14 +54,9 @@ impl UpdateGuard {
         write: &Write<'_>,
         (record, reservation): (&mut AccessLogEntry, &mut Reservation),
     ) -> Result<Checked, ProxyError> {
-        let Write { head, body, .. } = *write;
-        let mut request = head.clone();
-        request.uri = with_dry_run(&head.uri)?;
-        request.headers.remove(ACCEPT_ENCODING);
-        let json = HeaderValue::from_static("application/json");
-        request.headers.insert(ACCEPT, json.clone());
-        let sent = outbound.send_subrequest(request, full(body.clone()), record);
-        let response = response_of(sent.await.map_err(ProxyError::before_write)?)?;
+        let head = write.head;
+        let request = dry_run(head, write.body)?;
+        let response = send_dry_run(request, outbound, record).await?;
         if response.status() == StatusCode::UNPROCESSABLE_ENTITY
             && let Some(completed) = self.complete_invalid_update(stored, write)?
         {
@@ -101,6 +68,11 @@ impl UpdateGuard {
         }
         let result = object_of(&read(response, reservation).await?)?;
         let stored = object_of(stored)?;
+        if result["kind"] != stored["kind"] {
+            // The subresource has a kind of its own.
+            return Ok(Checked::Passed);
+        }
+        let json = HeaderValue::from_static("application/json");
         let complete = |alternatives| {
             let mut completed = result.clone();
             let added = restore(
@@ -126,14 +98,15 @@ impl UpdateGuard {
             "an update without fields that not every kube-apiserver has was completed"
         );
         let (head, body, fewer) = complete(Alternatives::LeaveOut);
-        let without_replaced = (body != completed_body).then_some(UpdateWithoutReplaced {
-            head,
-            body,
-            added: fewer,
-        });
+        let without_replaced = (body != completed_body).then_some((head, body, fewer));
         let completed = (completed_head, completed_body, added);
         // The result of the dry run has the resource version of the stored object.
-        Completion::of(write, completed, without_replaced, true)
+        let precondition = version_in(&stored).map_or(Precondition::Own, Precondition::Added);
+        let mut completion = Completion::of(write, completed, precondition)?;
+        if let Some(reduced) = without_replaced {
+            completion.or_without_replaced(reduced)?;
+        }
+        Ok(completion.into())
     }
 
     /// Adds the fields to an update that is invalid, perhaps because it lacks them: of a union that must
@@ -157,10 +130,33 @@ impl UpdateGuard {
         if added.is_empty() {
             return Ok(None);
         }
-        let is_conditional = add_precondition(&mut update, &stored);
+        let precondition = add_precondition(&mut update, &stored);
         let (head, body) = with_body(write.head, &update, None);
-        Completion::of(write, (head, body, added), None, is_conditional).map(Some)
+        let completion = Completion::of(write, (head, body, added), precondition)?;
+        Ok(Some(completion.into()))
     }
+}
+
+/// The dry run of a request, and its body.
+pub(super) type DryRun = (Parts, Bytes);
+
+/// The dry run of a request. Its response is JSON.
+pub(super) fn dry_run(head: &Parts, body: &Bytes) -> Result<DryRun, ProxyError> {
+    let mut request = head.clone();
+    request.uri = with_dry_run(&head.uri)?;
+    request.headers.remove(ACCEPT_ENCODING);
+    let json = HeaderValue::from_static("application/json");
+    request.headers.insert(ACCEPT, json);
+    Ok((request, body.clone()))
+}
+
+pub(super) async fn send_dry_run(
+    (head, body): DryRun,
+    outbound: &OutboundRequest<'_>,
+    record: &mut AccessLogEntry,
+) -> Result<Response<ResponseBody>, ProxyError> {
+    let sent = outbound.send_subrequest(head, full(body), record);
+    response_of(sent.await.map_err(ProxyError::before_write)?)
 }
 
 /// The target of the dry run of a request.
@@ -174,7 +170,11 @@ pub(super) fn with_dry_run(uri: &Uri) -> Result<Uri, ProxyError> {
 }
 
 /// A head and a body in the place of those of a request.
-fn with_body(head: &Parts, body: &Value, content_type: Option<HeaderValue>) -> (Parts, Bytes) {
+pub(super) fn with_body(
+    head: &Parts,
+    body: &Value,
+    content_type: Option<HeaderValue>,
+) -> (Parts, Bytes) {
     with_bytes(head, Bytes::from(body.to_string()), content_type)
 }
 

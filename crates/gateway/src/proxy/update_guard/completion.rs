@@ -16,6 +16,7 @@ use serde_json::Value;
 use skewbridge_http_engine::buffer_budget::Reservation;
 use skewbridge_k8s_api::status::Status;
 
+use super::completed_body::{DryRun, send_dry_run};
 use super::{Checked, UpdateGuard, Write, charge, full, named, read, response_of};
 use crate::access_log::AccessLogEntry;
 use crate::proxy::error::ProxyError;
@@ -28,23 +29,29 @@ const MAX_ATTEMPTS: u32 = 5;
 /// A write to which fields were added.
 pub(in crate::proxy) struct Completion {
     /// The head for the completed body.
-    pub(super) head: Parts,
-    pub(super) body: Bytes,
+    head: Parts,
+    body: Bytes,
     /// The fields that were added; none if only a precondition was.
-    pub(super) added: Vec<String>,
-    /// The update without the fields whose place another field has taken; `None` if it is the same.
-    pub(super) without_replaced: Option<UpdateWithoutReplaced>,
-    /// The write has a precondition that its client may not have sent.
-    pub(super) is_conditional: bool,
+    added: Vec<String>,
+    /// The write without the fields whose place another field has taken; `None` if it is the same.
+    without_replaced: Option<CompletedWrite>,
+    /// Shows whether the server accepts the original write; `None` if it does.
+    untested: Option<DryRun>,
+    precondition: Precondition,
     /// Counts both bodies until the response.
-    _reservation: Reservation,
+    reservation: Reservation,
 }
 
-/// An update that leaves out fields whose place another field has taken.
-pub(super) struct UpdateWithoutReplaced {
-    pub(super) head: Parts,
-    pub(super) body: Bytes,
-    pub(super) added: Vec<String>,
+/// A head, its body, and the fields that were added to it.
+pub(super) type CompletedWrite = (Parts, Bytes, Vec<String>);
+
+/// What makes a write conditional on the object that it was compared with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Precondition {
+    /// The bridge has added this resource version.
+    Added(String),
+    /// The client has sent one, or its body cannot have one.
+    Own,
 }
 
 /// A response, and whether the request was completed.
@@ -66,7 +73,8 @@ impl UpdateGuard {
     ) -> Result<Sent, ProxyError> {
         for _ in 1..MAX_ATTEMPTS {
             let sent = completion.send(outbound, record).await?;
-            if sent.response.status() != StatusCode::CONFLICT || !completion.is_conditional {
+            let precondition = completion.precondition.clone();
+            if sent.response.status() != StatusCode::CONFLICT || precondition == Precondition::Own {
                 return Ok(sent);
             }
             tracing::debug!(
@@ -75,6 +83,8 @@ impl UpdateGuard {
             drop(completion);
             // If the client sent the precondition itself, the server rejects the dry run.
             completion = match self.check(outbound, head, body, record).await? {
+                // The conflict has another reason.
+                Checked::Completed(again) if again.precondition == precondition => return Ok(sent),
                 Checked::Completed(again) => *again,
                 Checked::Respond(response) => {
                     return Ok(Sent {
@@ -92,7 +102,9 @@ impl UpdateGuard {
             };
         }
         let sent = completion.send(outbound, record).await?;
-        if sent.response.status() == StatusCode::CONFLICT && completion.is_conditional {
+        if sent.response.status() == StatusCode::CONFLICT
+            && completion.precondition != Precondition::Own
+        {
             let message = format!(
                 "the object changes faster than fields that not every kube-apiserver has can be kept \
                  in an update ({MAX_ATTEMPTS} attempts); retry"
@@ -106,24 +118,38 @@ impl UpdateGuard {
 }
 
 impl Completion {
-    /// The completion of a write; an error if its bodies exceed the budget of the client.
+    /// The completion of a write; an error if its body exceeds the budget of the client.
     pub(super) fn of(
         write: &Write<'_>,
-        (head, body, added): (Parts, Bytes, Vec<String>),
-        without_replaced: Option<UpdateWithoutReplaced>,
-        is_conditional: bool,
-    ) -> Result<Checked, ProxyError> {
+        (head, body, added): CompletedWrite,
+        precondition: Precondition,
+    ) -> Result<Self, ProxyError> {
         let mut reservation = write.limits.reservation();
-        let other = without_replaced.as_ref().map_or(0, |it| it.body.len());
-        charge(&mut reservation, body.len() + other)?;
-        Ok(Checked::Completed(Box::new(Self {
+        charge(&mut reservation, body.len())?;
+        Ok(Self {
             head,
             body,
             added,
-            without_replaced,
-            is_conditional,
-            _reservation: reservation,
-        })))
+            without_replaced: None,
+            untested: None,
+            precondition,
+            reservation,
+        })
+    }
+
+    /// Sends this write in its place if the server rejects it.
+    pub(super) fn or_without_replaced(
+        &mut self,
+        reduced: CompletedWrite,
+    ) -> Result<(), ProxyError> {
+        charge(&mut self.reservation, reduced.1.len())?;
+        self.without_replaced = Some(reduced);
+        Ok(())
+    }
+
+    /// The server may reject the original write, too: then the client gets that response.
+    pub(super) fn untested(&mut self, original: DryRun) {
+        self.untested = Some(original);
     }
 
     async fn send(
@@ -139,14 +165,14 @@ impl Completion {
             });
         }
         // Nothing was stored.
-        let Some(reduced) = &self.without_replaced else {
-            return Err(rejected(outbound, response, &self.added).await);
+        let Some((head, body, added)) = &self.without_replaced else {
+            return self.rejected(outbound, response, &self.added, record).await;
         };
-        let response = send(outbound, &reduced.head, &reduced.body, record).await?;
-        if response.status() == StatusCode::UNPROCESSABLE_ENTITY && !reduced.added.is_empty() {
-            return Err(rejected(outbound, response, &reduced.added).await);
+        let response = send(outbound, head, body, record).await?;
+        if response.status() == StatusCode::UNPROCESSABLE_ENTITY && !added.is_empty() {
+            return self.rejected(outbound, response, added, record).await;
         }
-        let left_out = self.added.iter().filter(|it| !reduced.added.contains(it));
+        let left_out = self.added.iter().filter(|it| !added.contains(it));
         let left_out: Vec<_> = left_out.collect();
         tracing::debug!(
             fields = named(left_out.iter()),
@@ -154,8 +180,34 @@ impl Completion {
         );
         Ok(Sent {
             response,
-            is_completed: !reduced.added.is_empty(),
+            is_completed: !added.is_empty(),
         })
+    }
+
+    /// The result of a write that the server rejects with the added fields.
+    async fn rejected(
+        &self,
+        outbound: &OutboundRequest<'_>,
+        response: UpstreamResponse,
+        added: &[String],
+        record: &mut AccessLogEntry,
+    ) -> Result<Sent, ProxyError> {
+        if let Some(original) = &self.untested {
+            let tested = send_dry_run(original.clone(), outbound, record).await?;
+            if !tested.status().is_success() {
+                return Ok(Sent {
+                    response: UpstreamResponse::Response(tested),
+                    is_completed: false,
+                });
+            }
+        }
+        Err(rejected(outbound, response, added).await)
+    }
+}
+
+impl From<Completion> for Checked {
+    fn from(completion: Completion) -> Self {
+        Self::Completed(Box::new(completion))
     }
 }
 
@@ -170,7 +222,7 @@ async fn send(
     outbound.send_with(head.clone(), &mut body, record).await
 }
 
-/// The response to a completed update that its server rejects: the reason of the server, the fields that
+/// The response to a completed write that its server rejects: the reason of the server, the fields that
 /// the client has not sent, and how to remove them.
 async fn rejected(
     outbound: &OutboundRequest<'_>,
@@ -186,7 +238,7 @@ async fn rejected(
     let status: Value = serde_json::from_slice(&body).unwrap_or_default();
     let reason = status["message"].as_str().unwrap_or("it is invalid");
     let message = format!(
-        "{reason}; the update lacks fields of the stored object that not every kube-apiserver has ({}), \
+        "{reason}; the write lacks fields of the stored object that not every kube-apiserver has ({}), \
          and is invalid with them: remove them first, with a patch",
         named(added.iter())
     );

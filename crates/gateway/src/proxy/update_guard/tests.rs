@@ -3,9 +3,10 @@ use skewbridge_k8s_api::request_info::DecodedPath;
 use super::completed_body::with_dry_run;
 use super::*;
 
+#[allow(clippy::too_many_lines)] // a table
 #[test]
 fn writes_are_checked_by_verb_and_server() {
-    use Check::{Incomplete, IncompleteCreate, MergePatch, Unknown, Update};
+    use Check::{Incomplete, IncompleteCreate, Patch, Unknown, Update};
     let pod = "/api/v1/namespaces/n/pods/p";
     let rows = [
         ("GET", "/api/v1/namespaces/n/pods/p", "", None, None),
@@ -36,7 +37,35 @@ fn writes_are_checked_by_verb_and_server() {
             "PATCH",
             pod,
             "application/strategic-merge-patch+json",
+            Some(Patch(PatchKind::Strategic)),
+            Some(Incomplete),
+        ),
+        (
+            "PATCH",
+            "/api/v1/namespaces/n/pods/p/ephemeralcontainers",
+            "application/json-patch+json",
+            Some(Patch(PatchKind::Json)),
+            Some(Incomplete),
+        ),
+        (
+            "PATCH",
+            "/apis/apps/v1/namespaces/n/deployments/d/scale",
+            "application/json-patch+json",
             None,
+            Some(Incomplete),
+        ),
+        (
+            "PUT",
+            "/api/v1/namespaces/n/finalize",
+            "",
+            Some(Update),
+            Some(Incomplete),
+        ),
+        (
+            "PUT",
+            "/apis/certificates.k8s.io/v1/certificatesigningrequests/c/approval",
+            "",
+            Some(Update),
             Some(Incomplete),
         ),
         (
@@ -50,7 +79,7 @@ fn writes_are_checked_by_verb_and_server() {
             "PATCH",
             pod,
             "application/merge-patch+json",
-            Some(MergePatch),
+            Some(Patch(PatchKind::Merge)),
             Some(Incomplete),
         ),
         ("DELETE", pod, "", None, Some(Incomplete)),
