@@ -114,9 +114,9 @@ async fn open(config: Arc<ClientConfig>, target: SocketAddr, held: Held) -> Resu
             ensure!(status == StatusCode::OK, "answered {status}");
         }
         Held::Streams => {
-            let head = connection.send_head(&exec_request()?).await?;
-            if head.status != StatusCode::SWITCHING_PROTOCOLS {
-                bail!("answered {}", head.status);
+            let response = connection.send_head(&exec_request()?).await?;
+            if response.status != StatusCode::SWITCHING_PROTOCOLS {
+                bail!("answered {}", response.status);
             }
         }
     }

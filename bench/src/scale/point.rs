@@ -1,5 +1,6 @@
 //! A bridge, the stand-ins around it, and what is open at it.
 
+use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -144,7 +145,7 @@ fn peer_flags(scratch: &ScratchDir, ca: &Ca, pki: &Pki, ports: &[u16]) -> Result
     let mut registry = "peers:\n".to_owned();
     for (server, port) in (0..).zip(ports).skip(1) {
         let (identity, address) = (identity(server)?, loopback(*port));
-        registry += &format!("- identity: {identity}\n  address: {address}\n");
+        writeln!(registry, "- identity: {identity}\n  address: {address}")?;
     }
     let registry = scratch.write("peers.yaml", registry)?;
     let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());

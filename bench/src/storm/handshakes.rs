@@ -19,7 +19,7 @@ use tokio_rustls::client::TlsStream;
 use crate::pki::SERVER_NAME;
 
 /// One handshake, also behind thousands of others.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(60);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The sessions that a client remembers: it connects to one server.
 const REMEMBERED_SESSIONS: usize = 4;

@@ -207,14 +207,13 @@ impl Guarded {
 
     /// Sends a patch to the old server, directly or through its bridge.
     async fn patch(&self, plane: &ControlPlane, via: Via, patch: &Patch) {
-        let path = format!("{}{}", self.path(), self.replaced.0);
+        let target = format!("{}{}", self.path(), self.replaced.0);
         let kind = format!("application/{}-patch+json", patch.kind);
-        let request = Request::new("PATCH", &path).body(&kind, &patch.body.to_string());
+        let request = Request::new("PATCH", &target).body(&kind, &patch.body.to_string());
         let mut client = plane.http_client(OLD, via, Protocol::H2);
-        let patched = client.send(&request).await.unwrap();
-        let text = String::from_utf8_lossy(&patched.body).into_owned();
-        assert_eq!(patched.status, 200, "{patch:?} {text}");
-        let is_warned = (patched.headers.iter()).any(|(name, value)| {
+        let response = client.send(&request).await.unwrap();
+        assert_eq!(response.status, 200, "{patch:?} {}", response.text());
+        let is_warned = (response.headers.iter()).any(|(name, value)| {
             name.eq_ignore_ascii_case("warning") && value.contains("were kept")
         });
         assert_eq!(is_warned, via == Via::Bridge && patch.replaces, "{patch:?}");
@@ -285,6 +284,9 @@ impl Guarded {
     }
 }
 
+/// Makes a body with this version.
+type Body<'a> = &'a dyn Fn(&str) -> Value;
+
 /// The bridge adds these preconditions to writes that go to a server without all fields.
 #[tokio::test]
 async fn every_server_compares_the_version_in_a_write() {
@@ -304,7 +306,7 @@ async fn every_server_compares_the_version_in_a_write() {
         json!({"apiVersion": "v1", "kind": "DeleteOptions",
             "preconditions": {"resourceVersion": version}})
     };
-    let rows: [(_, _, _, &dyn Fn(&str) -> Value); 6] = [
+    let rows: [(_, _, _, Body<'_>); 6] = [
         ("PUT", &map, "application/json", &metadata),
         ("PATCH", &map, "application/json-patch+json", &operations),
         ("PATCH", &map, "application/merge-patch+json", &metadata),
@@ -373,7 +375,7 @@ async fn a_field_of_a_list_that_patches_replace_is_kept() {
             "ready": false, "restartCount": restarts, "volumeMounts": [mount]}]}})
     };
     let path = format!("{pods}/models/status");
-    let patch =
+    let patch_request =
         |kind: &str, body: &Value| Request::new("PATCH", &path).body(kind, &body.to_string());
     let strategic = "application/strategic-merge-patch+json";
     let operations = |body: &Value| {
@@ -386,7 +388,9 @@ async fn a_field_of_a_list_that_patches_replace_is_kept() {
             "application/merge-patch+json",
             "application/json-patch+json",
         ] {
-            let seen = direct.send(&patch(strategic, &statuses(0, true))).await;
+            let seen = direct
+                .send(&patch_request(strategic, &statuses(0, true)))
+                .await;
             let seen = seen.unwrap();
             let text = String::from_utf8_lossy(&seen.body).into_owned();
             assert!(
@@ -398,9 +402,8 @@ async fn a_field_of_a_list_that_patches_replace_is_kept() {
                 body = operations(&body);
             }
             let mut client = plane.http_client(OLD, via, Protocol::H2);
-            let patched = client.send(&patch(kind, &body)).await.unwrap();
-            let text = String::from_utf8_lossy(&patched.body).into_owned();
-            assert_eq!(patched.status, 200, "{kind} {via:?} {text}");
+            let response = client.send(&patch_request(kind, &body)).await.unwrap();
+            assert_eq!(response.status, 200, "{kind} {via:?} {}", response.text());
             let stored = direct.send(&Request::get(&path)).await.unwrap();
             let stored: Value = serde_json::from_slice(&stored.body).unwrap();
             let status = &stored["status"]["containerStatuses"][0];

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// For a server to publish a schema. Kubernetes' own tests wait 30 s.
-const PUBLISH_TIMEOUT: Duration = Duration::from_secs(60);
+const PUBLISH_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// How much later than the server a bridge may show a schema.
 const MAX_DELAY: Duration = Duration::from_secs(1);
@@ -184,9 +184,10 @@ async fn change(client: &mut HttpClient, group: &str, to: Published) {
             Request::new("POST", COLLECTION).body("application/json", &resource.to_string())
         }
         Published::Changed => {
-            let patch = json!([{"op": "replace", "value": to.description(),
+            let operations = json!([{"op": "replace", "value": to.description(),
                 "path": "/spec/versions/0/schema/openAPIV3Schema/description"}]);
-            Request::new("PATCH", &path).body("application/json-patch+json", &patch.to_string())
+            Request::new("PATCH", &path)
+                .body("application/json-patch+json", &operations.to_string())
         }
         Published::Removed => Request::new("DELETE", &path),
     };

@@ -179,13 +179,13 @@ fn widget_versions(versions: &[(&str, bool)]) -> Value {
 }
 
 async fn set_widget_versions(plane: &ControlPlane, versions: &Value) -> u16 {
-    let path = format!("{DEFINITIONS}/{WIDGETS}");
+    let widgets = format!("{DEFINITIONS}/{WIDGETS}");
     let patch = json!({"spec": {"versions": versions}}).to_string();
-    let request = Request::new("PATCH", &path).body("application/merge-patch+json", &patch);
+    let request = Request::new("PATCH", &widgets).body("application/merge-patch+json", &patch);
     let mut client = plane.http_client(0, Via::Server, Protocol::H2);
-    let patched = client.send(&request).await.unwrap();
-    println!("{path}: {}", patched.text());
-    patched.status
+    let response = client.send(&request).await.unwrap();
+    println!("{widgets}: {}", response.text());
+    response.status
 }
 
 fn widgets(version: &str) -> String {

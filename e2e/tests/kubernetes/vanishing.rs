@@ -1,6 +1,7 @@
 //! The ledger of calls to APIs that vanish, beside real servers of two versions.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use serde_json::Value;
 use skewbridge_e2e::{
@@ -231,9 +232,12 @@ async fn ten_clients_of_two_bridges_are_counted_once_each() {
     let bridges = [OLD, NEW].map(|it| format!("--bridge=http://{}", plane.servers[it].admin));
     the_number_of_callers_is_bounded(&plane, &bridges).await;
 
-    // Users without the right to read it do not.
+    users_without_the_right_cannot_read_it(&plane, secure[OLD]).await;
+}
+
+async fn users_without_the_right_cannot_read_it(plane: &ControlPlane, secure: SocketAddr) {
     let mut command = plane.skewbridge_command(OLD, Via::Bridge, User::Alice);
-    let bridge = format!("--bridge=https://{}", secure[OLD]);
+    let bridge = format!("--bridge=https://{secure}");
     command.args(["vanishing", "--tls-server-name=localhost", &bridge]);
     let output = command.output().await.unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");

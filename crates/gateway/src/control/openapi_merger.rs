@@ -93,8 +93,8 @@ pub(crate) async fn run(
                 }
             },
             Some(done) = tasks.join_next() => {
-                let (key, merged) = match done {
-                    Ok(Some(merged)) => merged,
+                let (key, document) = match done {
+                    Ok(Some(done)) => done,
                     Ok(None) => continue,
                     // A merge has panicked. Waiting requests get the document of the local server.
                     Err(_) => {
@@ -104,7 +104,7 @@ pub(crate) async fn run(
                 };
                 let finished = merges.finish(&key);
                 for reply in finished.replies {
-                    let _ = reply.send(merged.clone());
+                    let _ = reply.send(document.clone());
                 }
                 if let Some(input) = finished.next {
                     spawn_merge(&mut tasks, &state, key, input);
