@@ -13,6 +13,7 @@ mod body_fields;
 mod completed_body;
 mod completed_patch;
 mod completion;
+mod dry_run;
 mod patch;
 mod precondition;
 mod protobuf_fields;
@@ -36,8 +37,8 @@ use skewbridge_k8s_api::status::Status;
 use tokio::time::timeout;
 
 use self::body_fields::BodyFields;
-use self::completed_body::{dry_run, send_dry_run};
 use self::completion::Completion;
+use self::dry_run::{dry_run, send_dry_run};
 use self::patch::PatchKind;
 use super::error::ProxyError;
 use super::outbound::{Destination, OutboundRequest, replay_body};

@@ -10,7 +10,7 @@ use skewbridge_testkit::{RecordedRequest, Reply, Response, TEST_TIMEOUT, TlsClie
 use crate::discovery_freshness::join_all;
 use crate::support::admin_client;
 use crate::support::cluster::{
-    self, ClusterFixture, NEW, PeerServer, peer_view, send_request, status_message,
+    self, ClusterFixture, NEW, OWN, PeerServer, peer_view, send_request, status_message,
 };
 use crate::support::fake_apiserver::{CRDS, DiscoveryFormat, crd};
 use crate::support::log_capture;
@@ -343,6 +343,15 @@ async fn openapi_of_one_server_is_not_merged() {
     let document = json(&get(&cluster, &bridge, path, &accept).await);
     let deployments = &document["paths"]["/apis/apps/v1/deployments"]["get"];
     assert_eq!(deployments["description"], B);
+
+    // The local server can be named, too: a client may not know which bridge answers.
+    let accept = servers::openapi_accept(OWN);
+    let answer = get(&cluster, &bridge, path, &accept).await;
+    let content_type = answer.header("content-type").unwrap_or_default();
+    assert!(servers::is_openapi_content_type(content_type));
+    assert_eq!(json(&answer), local);
+    let answer = get(&cluster, &bridge, &only_there, &accept).await;
+    assert_eq!(answer.status, 404, "{}", answer.text());
 
     let status_of = async |path: &str, server: &str| {
         let accept = servers::openapi_accept(server);

@@ -28,17 +28,13 @@ async fn client(target: &Target, timeout: Option<Duration>) -> Result<ServerClie
     ))
 }
 
-/// All servers of a cluster. Documents of others than the bridge's own pass through it.
+/// All servers of a cluster. Each request names its server: behind a load balancer, several bridges answer.
 async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Vec<FieldServer>, String> {
     let list = list_of_bridge(target, timeout).await?;
     let mut servers = Vec::new();
     let mut queries = Vec::new();
     for reported in list.servers {
-        let source = if reported.local {
-            Source::Own
-        } else {
-            Source::Of(reported.identity.clone())
-        };
+        let source = Source::Of(reported.identity.clone());
         let server = from_bridge(reported);
         let (target, name) = (target.clone(), server.name.clone());
         let query = async move {

@@ -17,9 +17,9 @@ const MAX_DOCUMENTS: usize = 1_000;
 
 /// Whose OpenAPI is requested.
 pub(super) enum Source {
-    /// That of the server itself; of a bridge, that of the server behind it.
+    /// That of the server that is asked, without a bridge.
     Own,
-    /// That of another server of the cluster, from a bridge.
+    /// That of the server with this identity, from any bridge of the cluster.
     Of(String),
 }
 

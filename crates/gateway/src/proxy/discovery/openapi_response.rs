@@ -21,7 +21,7 @@ use crate::metrics::discovery::{DiscoveryMetrics, Fallback};
 use crate::openapi::{DocumentId, DocumentRequest, Format, LocalDocument, MergedDocument};
 
 /// `/openapi/v2` of a cluster with very many custom resources has about 20 MiB.
-const MAX_DOCUMENT_BYTES: usize = 64 * 1024 * 1024;
+pub(super) const MAX_DOCUMENT_BYTES: usize = 64 * 1024 * 1024;
 
 impl MergedResponse {
     /// Replaces the list of documents by one that includes those of peers.

@@ -14,20 +14,22 @@ use skewbridge_k8s_api::status::Status;
 use skewbridge_openapi::GroupVersion;
 use skewbridge_peer_directory::Identity;
 
+use super::merged_response::read_body;
+use super::openapi_response::MAX_DOCUMENT_BYTES;
 use crate::cluster_state::ClusterHandle;
 use crate::error_response;
 use crate::openapi::PeerDocument;
 
-/// A request for a document, or for the list of documents, of one peer. The local server's own are
-/// requested with `profile=nopeer`.
+/// A request for a document, or for the list of documents, of one server. It names the server also if
+/// that is the local one: behind a load balancer, a client does not know which bridge answers.
 #[derive(Debug)]
 pub(crate) struct ServerOpenApi {
-    peer: Identity,
+    server: Identity,
     path: String,
 }
 
 impl ServerOpenApi {
-    /// Parses a request. The path contains only names, because the peer gets it unchanged.
+    /// Parses a request. The path contains only names, because a peer gets it unchanged.
     pub(crate) fn of(head: &Parts, path: &str) -> Option<Self> {
         let is_valid = match path.strip_prefix("/openapi/v3")? {
             "" => true,
@@ -36,9 +38,9 @@ impl ServerOpenApi {
         if !is_valid || head.method != Method::GET {
             return None;
         }
-        let peer = requested_openapi_server(&head.headers)?.parse().ok()?;
+        let server = requested_openapi_server(&head.headers)?.parse().ok()?;
         let path = path.to_owned();
-        Some(Self { peer, path })
+        Some(Self { server, path })
     }
 
     /// Turns the request into one to the local server, whose response shows whether the caller may
@@ -61,25 +63,33 @@ impl ServerOpenApi {
         if !matches!(response.status(), StatusCode::OK | StatusCode::NOT_FOUND) {
             return Ok(response);
         }
-        let is_known = cluster_handle
-            .cluster
-            .load()
-            .peers
-            .get(&self.peer)
-            .is_some();
-        if !is_known {
+        if self.server == cluster_handle.local.identity {
+            if response.status() == StatusCode::NOT_FOUND {
+                return Err(no_such_document());
+            }
+            return Ok(found(
+                read_body(response.into_body(), MAX_DOCUMENT_BYTES).await?,
+            ));
+        }
+        let cluster = cluster_handle.cluster.load();
+        if cluster.peers.get(&self.server).is_none() {
             return Err(Status::not_found("the bridge does not know this server"));
         }
-        let (peer, path) = (self.peer, self.path);
-        match cluster_handle.openapi.of_peer(peer, path).await {
+        drop(cluster);
+        let openapi = &cluster_handle.openapi;
+        match openapi.of_peer(self.server, self.path).await {
             PeerDocument::Found(document) => Ok(found(document)),
-            PeerDocument::NotFound => Err(Status::not_found("the server has no such document")),
+            PeerDocument::NotFound => Err(no_such_document()),
             // Every caller that may read OpenAPI gets this, so it contains no address.
             PeerDocument::Unavailable => Err(error_response::retry_later(
                 "the server does not answer; /debug/peers of the bridge shows the error",
             )),
         }
     }
+}
+
+fn no_such_document() -> Status {
+    Status::not_found("the server has no such document")
 }
 
 fn found(document: Bytes) -> Response<ResponseBody> {

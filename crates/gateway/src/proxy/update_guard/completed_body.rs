@@ -2,21 +2,19 @@
 //! with.
 
 use bytes::Bytes;
-use http::header::{
-    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING,
-};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::request::Parts;
-use http::{HeaderValue, Response, StatusCode, Uri};
+use http::{HeaderValue, StatusCode};
 use serde_json::Value;
 use skewbridge_field_sets::{Alternatives, Written, restore};
-use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_http_engine::buffer_budget::Reservation;
 
-use super::completion::{Completion, Precondition};
-use super::precondition::{add_precondition, conditional_write, version_in, version_of};
-use super::{
-    Check, Checked, UpdateGuard, Write, full, named, object_of, read, response_of, with_target,
+use super::completion::Completion;
+use super::dry_run::{dry_run, send_dry_run};
+use super::precondition::{
+    Precondition, add_precondition, conditional_write, version_in, version_of,
 };
+use super::{Check, Checked, UpdateGuard, Write, named, object_of, read};
 use crate::access_log::AccessLogEntry;
 use crate::proxy::error::ProxyError;
 use crate::proxy::outbound::OutboundRequest;
@@ -135,38 +133,6 @@ impl UpdateGuard {
         let completion = Completion::of(write, (head, body, added), precondition)?;
         Ok(Some(completion.into()))
     }
-}
-
-/// The dry run of a request, and its body.
-pub(super) type DryRun = (Parts, Bytes);
-
-/// The dry run of a request. Its response is JSON.
-pub(super) fn dry_run(head: &Parts, body: &Bytes) -> Result<DryRun, ProxyError> {
-    let mut request = head.clone();
-    request.uri = with_dry_run(&head.uri)?;
-    request.headers.remove(ACCEPT_ENCODING);
-    let json = HeaderValue::from_static("application/json");
-    request.headers.insert(ACCEPT, json);
-    Ok((request, body.clone()))
-}
-
-pub(super) async fn send_dry_run(
-    (head, body): DryRun,
-    outbound: &OutboundRequest<'_>,
-    record: &mut AccessLogEntry,
-) -> Result<Response<ResponseBody>, ProxyError> {
-    let sent = outbound.send_subrequest(head, full(body), record);
-    response_of(sent.await.map_err(ProxyError::before_write)?)
-}
-
-/// The target of the dry run of a request.
-pub(super) fn with_dry_run(uri: &Uri) -> Result<Uri, ProxyError> {
-    let path = uri.path();
-    let target = match uri.query() {
-        None | Some("") => format!("{path}?dryRun=All"),
-        Some(query) => format!("{path}?{query}&dryRun=All"),
-    };
-    with_target(uri, &target)
 }
 
 /// A head and a body in the place of those of a request.

@@ -7,8 +7,9 @@ use skewbridge_field_sets::{
 };
 use skewbridge_http_engine::buffer_budget::Reservation;
 
-use super::completed_body::{dry_run, send_dry_run, with_body};
+use super::completed_body::with_body;
 use super::completion::Completion;
+use super::dry_run::{dry_run, send_dry_run};
 use super::patch::PatchKind;
 use super::precondition::{add_precondition, append_precondition};
 use super::{Checked, UpdateGuard, Write, erasing_status, object_of, read};

@@ -16,7 +16,8 @@ use serde_json::Value;
 use skewbridge_http_engine::buffer_budget::Reservation;
 use skewbridge_k8s_api::status::Status;
 
-use super::completed_body::{DryRun, send_dry_run};
+use super::dry_run::{DryRun, send_dry_run};
+use super::precondition::Precondition;
 use super::{Checked, UpdateGuard, Write, charge, full, named, read, response_of};
 use crate::access_log::AccessLogEntry;
 use crate::proxy::error::ProxyError;
@@ -44,15 +45,6 @@ pub(in crate::proxy) struct Completion {
 
 /// A head, its body, and the fields that were added to it.
 pub(super) type CompletedWrite = (Parts, Bytes, Vec<String>);
-
-/// What makes a write conditional on the object that it was compared with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Precondition {
-    /// The bridge has added this resource version.
-    Added(String),
-    /// The client has sent one, or its body cannot have one.
-    Own,
-}
 
 /// A response, and whether the request was completed.
 pub(in crate::proxy) struct Sent {

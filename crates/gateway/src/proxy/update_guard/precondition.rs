@@ -9,7 +9,6 @@ use skewbridge_k8s_api::protobuf::{DecodeError, Field, Fields, Writer};
 use skewbridge_k8s_api::request_info::Verb;
 
 use super::body_fields::media_type;
-use super::completion::Precondition;
 use super::{Write, invalid_object};
 use crate::proxy::error::ProxyError;
 
@@ -29,6 +28,15 @@ const RESOURCE_VERSION: u8 = 6;
 /// Field numbers of `preconditions` in `DeleteOptions`, and of `resourceVersion` in it.
 const PRECONDITIONS: u8 = 2;
 const PRECONDITION_VERSION: u8 = 2;
+
+/// What makes a write conditional on the object that it was compared with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Precondition {
+    /// The bridge has added this resource version.
+    Added(String),
+    /// The client has sent one, or its body cannot have one.
+    Own,
+}
 
 /// The part of a stored object that is needed here. The rest is not kept in memory.
 #[derive(Deserialize)]

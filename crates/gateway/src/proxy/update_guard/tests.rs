@@ -1,6 +1,6 @@
 use skewbridge_k8s_api::request_info::DecodedPath;
 
-use super::completed_body::with_dry_run;
+use super::dry_run::with_dry_run;
 use super::*;
 
 #[allow(clippy::too_many_lines)] // a table
