@@ -83,8 +83,8 @@ pub use tmux::Tmux;
 pub use unit_sandbox::UnitSandbox;
 pub use version_specific_api::VersionSpecificApi;
 pub use versions::{
-    control_planes, has_custom_control_planes, is_since, minors_of_one_plane, newest,
-    old_and_new_versions, oldest, versions,
+    control_planes, has_custom_control_planes, is_since, kube_apiserver_versions,
+    minors_of_one_plane, newest, old_and_new_versions, oldest, versions,
 };
 pub use virtual_ip::VirtualIp;
 pub use websocket::{Library, dial_websocket, serve_websocket};

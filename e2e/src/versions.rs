@@ -8,6 +8,9 @@ use skewbridge_k8s_api::version::Version;
 /// share an etcd, in the format of [`DEFAULT`].
 const PLANES_VARIABLE: &str = "SKEWBRIDGE_E2E_PLANES";
 
+/// Set by `cargo xtask e2e --all`: the versions of which only kube-apiserver was built.
+const IN_BETWEEN_VARIABLE: &str = "SKEWBRIDGE_E2E_IN_BETWEEN";
+
 const DEFAULT: &str = include_str!("../default-planes");
 
 /// The control planes under test, each as the versions of its servers.
@@ -50,7 +53,17 @@ fn minors_of(control_planes: &[Vec<String>], minors: [u16; 2]) -> Option<[String
 
 /// All versions of [`control_planes`] without duplicates.
 pub fn versions() -> Vec<String> {
-    let mut versions = control_planes().concat();
+    sorted(control_planes().concat())
+}
+
+/// The same, and the versions of which only kube-apiserver was built.
+pub fn kube_apiserver_versions() -> Vec<String> {
+    let in_between = env::var(IN_BETWEEN_VARIABLE).unwrap_or_default();
+    let in_between = in_between.split_whitespace().map(str::to_owned);
+    sorted(versions().into_iter().chain(in_between).collect())
+}
+
+fn sorted(mut versions: Vec<String>) -> Vec<String> {
     versions.sort_by_key(|version| parse_version(version));
     versions.dedup();
     versions

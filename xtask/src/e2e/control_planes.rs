@@ -13,6 +13,10 @@ const DEFAULT: &str = include_str!("../../../e2e/default-planes");
 /// Additional control planes for `--all`.
 const ADDITIONAL: &str = "1.34.4+1.35.8+1.36.4 1.28.15+1.29.15 1.36.4+1.37.1";
 
+/// The minor versions between those of all control planes, for `--all`. Only their kube-apiservers are built:
+/// a server is replaced by each next one.
+const IN_BETWEEN: &str = "1.30.14 1.31.4 1.32.13 1.33.13";
+
 /// Environment variable with the versions of the only control plane to use.
 const VERSIONS_VARIABLE: &str = "E2E_VERSIONS";
 
@@ -85,6 +89,15 @@ impl Planes {
         };
         let planes = text.split_whitespace().map(|plane| listed(plane, &['+']));
         planes.collect::<Result<_, _>>().map(Self)
+    }
+
+    /// The versions of which only kube-apiserver is built.
+    pub(super) fn in_between(extent: SuiteSelection) -> Result<Vec<Version>, StepError> {
+        let is_chosen = env::var(VERSIONS_VARIABLE).is_ok_and(|it| !it.trim().is_empty());
+        match extent {
+            SuiteSelection::All if !is_chosen => listed(IN_BETWEEN, &[' ']).map_err(StepError),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Every version once, newest first.
@@ -171,6 +184,18 @@ mod tests {
             ["1.37.1", "1.36.4", "1.35.8", "1.34.4", "1.29.15", "1.28.15"]
         );
         assert_eq!(planes.skew_warning(), None);
+    }
+
+    #[test]
+    fn with_the_versions_in_between_each_minor_version_has_the_next_one() {
+        let all = planes(SuiteSelection::All, "");
+        let in_between = listed(IN_BETWEEN, &[' ']).expect(IN_BETWEEN);
+        let minors: BTreeSet<_> = all
+            .versions()
+            .chain(in_between)
+            .map(|it| it.minor)
+            .collect();
+        assert!(minors.into_iter().eq(28..=37));
     }
 
     #[test]

@@ -101,6 +101,9 @@ const NEEDS: [RequiredProgram; 15] = [
 /// Programs with a folder and modules of their own under `e2e/`.
 const PROGRAMS: [&str; 5] = ["etcd", "node", "client-go", "websocket", "spdystream"];
 
+/// The program of a version that no test uses a client of.
+const KUBE_APISERVER: [&str; 1] = ["kube-apiserver"];
+
 /// Third-party Go programs, by the folder under `e2e/` with their `go.mod`.
 const TOOLS: [(&str, &str); 1] = [("helm", "helm.sh/helm/v3/cmd/helm")];
 
@@ -111,6 +114,9 @@ const TOOLS_OF_ALL: [(&str, &str); 1] = [("k9s", "github.com/derailed/k9s")];
 /// programs that were built.
 const PLANES: &str = "SKEWBRIDGE_E2E_PLANES";
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
+
+/// Environment variable of the test program: the versions of which only kube-apiserver was built.
+const IN_BETWEEN: &str = "SKEWBRIDGE_E2E_IN_BETWEEN";
 
 /// Environment variable of the suite `released_apis`: the directory that it writes its data to.
 const API_DATA: &str = "SKEWBRIDGE_API_DATA";
@@ -130,6 +136,7 @@ pub(crate) fn steps(
     background_steps: Vec<BackgroundStep>,
 ) -> Result<(), StepError> {
     let planes = Planes::choose(extent)?;
+    let in_between = Planes::in_between(extent)?;
     steps.run("programs for real Kubernetes", needs)?;
     let cache = BuildCache::open()?;
     for program in PROGRAMS {
@@ -153,6 +160,10 @@ pub(crate) fn steps(
         let programs = planes.programs(version);
         steps.run(name, || cache.kubernetes(version, &programs))?;
     }
+    for version in &in_between {
+        let name = format!("Kubernetes {version}").leak();
+        steps.run(name, || cache.kubernetes(*version, &KUBE_APISERVER))?;
+    }
     // After kubectl: Go's build cache then has most of their packages.
     let further = match extent {
         SuiteSelection::Default => &[][..],
@@ -168,7 +179,7 @@ pub(crate) fn steps(
     })?;
     background_steps::run(steps, background_steps, |steps| {
         steps.run("tests against real Kubernetes", || match &program {
-            Some(program) => test(program, &cache, &planes, extent, filter),
+            Some(program) => test(program, &cache, (&planes, &in_between), extent, filter),
             None => Ok(()),
         })
     })
@@ -183,9 +194,7 @@ pub(crate) fn write_api_data(words: &[&str]) -> Result<(), StepError> {
     steps.run("etcd", || cache.program("etcd"))?;
     for version in planes.versions() {
         let name = format!("Kubernetes {version}").leak();
-        steps.run(name, || {
-            cache.kubernetes(version, &control_planes::PROGRAMS_OF_EACH_VERSION[..1])
-        })?;
+        steps.run(name, || cache.kubernetes(version, &KUBE_APISERVER))?;
     }
     let program = Program::build(cache.sources())?;
     let directory = cache.sources().join("../crates/released-apis/data");
@@ -235,17 +244,19 @@ fn needs() -> Result<(), StepError> {
 fn test(
     program: &Program,
     cache: &BuildCache,
-    planes: &Planes,
+    (planes, in_between): (&Planes, &[version::Version]),
     extent: SuiteSelection,
     filter: &[&str],
 ) -> Result<(), StepError> {
     println!("control planes: {planes}");
+    let in_between: Vec<_> = in_between.iter().map(ToString::to_string).collect();
     let flags: Vec<_> = extent.test_flag().into_iter().collect();
     let suites = program.suites(&[&flags, filter].concat())?;
     SuiteRunner {
         flags: &flags,
         environment: &[
             (PLANES, planes.to_string().as_ref()),
+            (IN_BETWEEN, in_between.join(" ").as_ref()),
             (BINARIES, cache.links().as_ref()),
             ("SKEWBRIDGE_E2E_BRIDGE", cache.bridge().as_ref()),
         ],
