@@ -119,7 +119,7 @@ impl fmt::Display for PassThroughResult {
 
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new(["", "req/s", "", "CPU µs/req", "", "p99 ms", ""]);
+        let mut table = Table::new(["", "req/s", "", "CPU µs", "", "p99 ms", ""]);
         for speed in &self.proxies {
             let [rate, rates] = speed.requests_per_second.cells(0);
             let [cpu, cpus] = speed.cpu_microseconds_per_request.cells(1);

@@ -22,7 +22,7 @@ const MAX_DELAY: Duration = Duration::from_secs(1);
 const REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How many schemas are published, changed and removed.
-const ROUNDS: u32 = 4;
+const ROUNDS: u32 = 2;
 
 /// The documents that Kubernetes' specs of `CustomResourcePublishOpenAPI` and `kubectl explain` read.
 #[derive(Debug, Clone, Copy)]
