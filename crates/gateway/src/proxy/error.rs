@@ -60,6 +60,8 @@ enum ErrorKind {
     Local,
     /// The local kube-apiserver has been replaced by one that does not serve this.
     LocalReplaced,
+    /// The local kube-apiserver is not ready, and has denied the request.
+    DeniedAtStart,
     /// The local kube-apiserver, one of several backends, does not serve this.
     NotServedByBackend,
     /// No peer has accepted the request.
@@ -117,6 +119,11 @@ impl ProxyError {
     /// The local kube-apiserver has been replaced by one that does not serve this.
     pub(crate) fn local_replaced() -> Self {
         Self::new(ErrorKind::LocalReplaced, Retry::Safe)
+    }
+
+    /// The local kube-apiserver is not ready, and has denied the request.
+    pub(crate) fn denied_at_start() -> Self {
+        Self::new(ErrorKind::DeniedAtStart, Retry::Safe)
     }
 
     /// The local kube-apiserver, one of several backends, does not serve this.
@@ -240,6 +247,10 @@ impl ProxyError {
                     state.upstream_name()
                 ))
             }
+            ErrorKind::DeniedAtStart => error_response::retry_later(format!(
+                "{} is not ready and denies requests; it may be starting",
+                state.upstream_name()
+            )),
             ErrorKind::NoPeer(why) | ErrorKind::NotProcessedByPeer(why) => {
                 error_response::retry_later(format!("{PEER_FAILED}: {why}"))
             }

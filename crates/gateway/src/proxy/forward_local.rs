@@ -88,6 +88,10 @@ pub(crate) async fn forward(
             ))
             .await
         }
+        // KEP-4020, Risks 4: at most one hop. The sender knows other servers.
+        Err(SendError::Declined(StatusCode::FORBIDDEN)) if context.rerouted => {
+            Err(ProxyError::denied_at_start())
+        }
         Err(SendError::Declined(_)) => {
             Box::pin(forward_to_peers(context, prefer, request, record)).await
         }
@@ -131,6 +135,10 @@ async fn send(
         (has_newer_peers && is_rejected_option(context.info.verb, status))
             || (is_unprocessed(context, status, headers)
                 && (context.may_try_next_backend()
+                    || (may_use_peer && !context.place_elsewhere().is_empty())))
+            || (is_denied_at_start(context, status)
+                && (context.rerouted
+                    || context.may_try_next_backend()
                     || (may_use_peer && !context.place_elsewhere().is_empty())))
             || context.is_unknown_path(status, headers)
                 && (context.rerouted
@@ -188,6 +196,7 @@ fn is_unavailable(
         | SendError::Declined(StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) => {
             true
         }
+        SendError::Declined(StatusCode::FORBIDDEN) => !context.rerouted,
         SendError::ConnectionLost(_) => {
             request.body().retry_class() == RetryClass::Idempotent
                 && !context.info.is_long_running()
@@ -243,6 +252,15 @@ async fn forward_elsewhere(
 fn is_unprocessed(context: &RequestContext<'_>, status: StatusCode, headers: &HeaderMap) -> bool {
     // A workload may send any response.
     !context.info.reaches_workload() && is_not_processed(status, headers)
+}
+
+/// Whether the local server may have denied a request only because it is starting: until a
+/// kube-apiserver has read the RBAC objects, it denies requests of users who have the right. It is not
+/// ready until then.
+fn is_denied_at_start(context: &RequestContext<'_>, status: StatusCode) -> bool {
+    status == StatusCode::FORBIDDEN
+        && !context.info.reaches_workload()
+        && !context.bridge.local_health.is_available()
 }
 
 /// Sends a request that the local server does not serve to the peers that do.

@@ -14,6 +14,8 @@ use crate::support::cluster::{
 };
 
 const B: &str = "apiserver-b";
+const HOP: &str = "x-kubernetes-peer-proxied";
+const NOT_PROCESSED: &str = "x-skewbridge-not-processed";
 
 async fn fixture() -> (ClusterFixture, PeerServer, Handle) {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
@@ -99,6 +101,43 @@ async fn requests_go_to_a_peer_while_the_local_server_is_not_ready() {
     cluster.local.remove_hook();
     wait_until_available(&bridge, true).await;
     assert_eq!(served_by(&send(&cluster, &bridge, "POST").await), OWN);
+}
+
+/// As a kube-apiserver that starts, until it has read the RBAC objects.
+#[tokio::test]
+async fn a_denial_of_a_local_server_that_is_not_ready_is_not_passed_to_a_peer() {
+    let (cluster, b, bridge) = fixture().await;
+    let deny = |recorded: &RecordedRequest| is_client_request(recorded).then(|| Reply::new(403));
+    cluster.local.set_hook(move |recorded| {
+        if recorded.path() == "/readyz" {
+            return Some(Reply::new(500));
+        }
+        deny(recorded)
+    });
+    wait_until_available(&bridge, false).await;
+    let hop = [(HOP, "true"), ("x-remote-user", "bob")];
+    let peer = cluster.pki.peer();
+    for method in ["GET", "DELETE"] {
+        let answer = send_request(&peer, &bridge, method, SHARED_PATH, &hop, "").await;
+        let message = status_message(&answer, 503);
+        assert!(message.contains("it may be starting"), "{message}");
+        assert_eq!(answer.header("retry-after"), Some("1"));
+        assert_eq!(answer.header(NOT_PROCESSED), Some("true"));
+    }
+    assert!(b.client_requests().is_empty(), "at most one hop");
+
+    // Without an available peer a client gets the response of the local server.
+    b.shut_down().await;
+    eventually("the peer is not available", TEST_TIMEOUT, async || {
+        send(&cluster, &bridge, "GET").await.status == 403
+    })
+    .await;
+
+    // The denial of a server that is ready is right.
+    cluster.local.set_hook(deny);
+    wait_until_available(&bridge, true).await;
+    let answer = send_request(&peer, &bridge, "DELETE", SHARED_PATH, &hop, "").await;
+    assert_eq!(answer.status, 403);
 }
 
 #[tokio::test]
