@@ -136,10 +136,7 @@ async fn send(
             || (is_unprocessed(context, status, headers)
                 && (context.may_try_next_backend()
                     || (may_use_peer && !context.place_elsewhere().is_empty())))
-            || (is_denied_at_start(context, status)
-                && (context.rerouted
-                    || context.may_try_next_backend()
-                    || (may_use_peer && !context.place_elsewhere().is_empty())))
+            || is_denied_at_start(context, status)
             || context.is_unknown_path(status, headers)
                 && (context.rerouted
                     || context.may_try_next_backend()
@@ -235,6 +232,9 @@ async fn forward_elsewhere(
             outcome => return outcome,
         }
     }
+    if matches!(error, SendError::Declined(StatusCode::FORBIDDEN)) {
+        return Err(ProxyError::denied_at_start());
+    }
     if context.member.is_none() && matches!(error, SendError::Declined(_)) {
         context.clear_identity_for_peer(request.headers_mut());
         let identity_set = context.set_identity_for_local(request.headers_mut());
@@ -256,9 +256,10 @@ fn is_unprocessed(context: &RequestContext<'_>, status: StatusCode, headers: &He
 
 /// Whether the local server may have denied a request only because it is starting: until a
 /// kube-apiserver has read the RBAC objects, it denies requests of users who have the right. It is not
-/// ready until then.
+/// ready until then. A bridge without peers behaves like its server.
 fn is_denied_at_start(context: &RequestContext<'_>, status: StatusCode) -> bool {
     status == StatusCode::FORBIDDEN
+        && context.bridge.cluster_handle.is_some()
         && !context.info.reaches_workload()
         && !context.bridge.local_health.is_available()
 }
