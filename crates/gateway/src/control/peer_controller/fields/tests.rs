@@ -214,7 +214,7 @@ fn a_version_is_fetched_once_and_only_if_versions_differ() {
         fixture
             .comparison
             .record(needed[1].key, failed, fixture.now);
-        fixture.now += Duration::from_secs(seconds) - Duration::from_millis(1);
+        fixture.now += Duration::from_millis(1_000 * seconds - 1);
         let peers = [("b", "v1.36.4", Available), ("c", "v1.36.4", Available)];
         fixture.set_peers(&peers);
         assert_eq!(fixture.needed_versions(), [""; 0], "{seconds}");
