@@ -154,7 +154,7 @@ async fn a_closed_port_of_upstream_with_wait() {
         })
         .await;
     fixture.set("upstream", &format!("https://{address}"));
-    let output = fixture.output(&["-ojson", "--wait=3s"]).await;
+    let output = fixture.output(&["-ojson", "--wait=10s"]).await;
     Report::of(&output, FAILURE);
     let progress = String::from_utf8(output.stderr).unwrap();
     assert!(progress.starts_with("waiting "), "{progress}");
