@@ -1,9 +1,9 @@
 //! Generated files: printed, or written to a directory without replacing what is not theirs.
 
 use std::fmt::Write as _;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::client_command::{Failure, print_stderr};
@@ -27,6 +27,9 @@ pub(super) enum Mode {
     /// 0600, as kubeadm writes manifests.
     Private,
 }
+
+/// The permissions of directories that are created.
+const DIRECTORY_MODE: u32 = 0o755;
 
 impl Mode {
     fn bits(self) -> u32 {
@@ -74,7 +77,7 @@ pub(super) fn write(files: &[GeneratedFile], directory: &Path, force: bool) -> R
         let action = plan(file, &path, force)?;
         planned.push((file, path, action));
     }
-    fs::create_dir_all(directory).map_err(|error| failed(directory, &error))?;
+    create(directory).map_err(|error| failed(directory, &error))?;
     for (file, path, action) in planned {
         match action {
             Action::Keep => print_stderr(format_args!("{}: unchanged", path.display())),
@@ -88,6 +91,17 @@ pub(super) fn write(files: &[GeneratedFile], directory: &Path, force: bool) -> R
                 print_stderr(format_args!("{}: {done}", path.display()));
             }
         }
+    }
+    Ok(())
+}
+
+/// Creates a directory that the user of the bridge can enter, whatever the umask of root.
+fn create(directory: &Path) -> io::Result<()> {
+    let missing = directory.ancestors().take_while(|it| !it.exists());
+    let missing: Vec<_> = missing.filter(|it| !it.as_os_str().is_empty()).collect();
+    fs::create_dir_all(directory)?;
+    for created in missing {
+        fs::set_permissions(created, Permissions::from_mode(DIRECTORY_MODE))?;
     }
     Ok(())
 }
@@ -136,6 +150,8 @@ fn write_new(file: &GeneratedFile, path: &Path) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(file.mode.bits());
     let mut written = options.open(path)?;
+    // Without the bits that the umask of root removes, the user of the bridge could not read it.
+    written.set_permissions(Permissions::from_mode(file.mode.bits()))?;
     written.write_all(file.text.as_bytes())?;
     written.sync_all()
 }
@@ -146,8 +162,6 @@ fn failed(path: &Path, error: &io::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use skewbridge_testkit::ScratchDir;
 
     use super::*;
@@ -181,7 +195,7 @@ mod tests {
         write(&[file("one\n")], &below, false).unwrap();
         assert_eq!(fs::read_to_string(below.join("a.yaml")).unwrap(), "one\n");
         let mode = fs::metadata(below.join("a.yaml")).unwrap().permissions();
-        assert_eq!(mode.mode() & 0o133, 0);
+        assert_eq!(mode.mode() & 0o777, 0o644);
         assert_eq!(names(&below), ["a.yaml"]);
     }
 
