@@ -372,10 +372,10 @@ async fn a_service_falls_over_to_another_pod() {
     assert_eq!(send_and_read(local).await, "here");
     cluster.pods.object(path, &list("shop-2"));
     cluster.pods.cut_all();
-    let lost = forwarding.stderr_line().await;
+    let line = forwarding.stderr_line().await;
     assert!(
-        lost.starts_with("lost connection to pod shop-1: "),
-        "{lost}"
+        line.starts_with("lost connection to pod shop-1: "),
+        "{line}"
     );
     assert_eq!(
         forwarding.stderr_line().await,
