@@ -2,9 +2,15 @@
 //! requests that have failed since.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use skewbridge_peer_directory::Confirmation;
 use tokio::sync::Notify;
+
+/// How long after its last availability a server may be starting: kubelet starts a static pod again
+/// within minutes. A server that is not ready for longer has another problem.
+const MAX_START_DURATION: Duration = Duration::from_mins(5);
 
 /// The health of the local server, for placement. Until the first probe the server counts as
 /// available.
@@ -17,12 +23,26 @@ pub struct LocalHealth {
     pub(crate) confirmation: Confirmation,
     /// The doubts that the views of all other backends know.
     announced_doubts: AtomicU64,
+    /// When the server was first not available, since it last was.
+    unavailable_since: Mutex<Option<Instant>>,
 }
 
 impl LocalHealth {
     /// Whether requests are sent to the local server, if a peer is available.
     pub fn is_available(&self) -> bool {
         !self.is_not_ready.load(Ordering::Relaxed) && !self.failure_signal.is_raised()
+    }
+
+    /// Whether the server is not available, and has not been for so short a time that it may be starting.
+    pub(crate) fn may_be_starting(&self, now: Instant) -> bool {
+        let since = *self.unavailable_since();
+        let is_recent = |since| now.saturating_duration_since(since) < MAX_START_DURATION;
+        !self.is_available() && since.is_some_and(is_recent)
+    }
+
+    fn unavailable_since(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        let since = self.unavailable_since.lock();
+        since.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether its APIs were read after its last outage, and the views of all other backends know of the
@@ -44,6 +64,7 @@ impl LocalHealth {
     /// A request has not reached the server, or the server is shutting down.
     pub(crate) fn note_failure(&self) {
         self.confirmation.doubt();
+        self.unavailable_since().get_or_insert_with(Instant::now);
         self.failure_signal.raise();
     }
 
@@ -51,9 +72,13 @@ impl LocalHealth {
     pub fn probed(&self, is_ready: bool, failures: u64) {
         if !is_ready {
             self.confirmation.doubt();
+            self.unavailable_since().get_or_insert_with(Instant::now);
         }
         self.is_not_ready.store(!is_ready, Ordering::Relaxed);
         self.failure_signal.refute(failures);
+        if self.is_available() {
+            *self.unavailable_since() = None;
+        }
     }
 }
 
@@ -115,6 +140,25 @@ mod tests {
         assert!(!health.is_available(), "the probe began before the failure");
         health.probed(true, health.failure_signal.failures());
         assert!(health.is_available());
+    }
+
+    #[test]
+    fn a_server_may_be_starting_until_it_is_available_or_not_ready_for_long() {
+        let health = LocalHealth::default();
+        let now = Instant::now;
+        assert!(!health.may_be_starting(now()), "not probed yet");
+        health.probed(false, 0);
+        assert!(health.may_be_starting(now()));
+        health.probed(false, 0);
+        assert!(!health.may_be_starting(now() + MAX_START_DURATION));
+        health.probed(true, 0);
+        assert!(!health.may_be_starting(now()));
+        health.note_failure();
+        assert!(health.may_be_starting(now()));
+        health.probed(true, 0);
+        assert!(health.may_be_starting(now()), "the probe began before");
+        health.probed(true, health.failure_signal.failures());
+        assert!(!health.may_be_starting(now()));
     }
 
     #[test]

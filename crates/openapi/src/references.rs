@@ -9,6 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What a reference to a definition begins with.
 const POINTER: &[u8] = b"#/definitions/";
 
+/// The longest name that is read. Those of custom resources have at most 317 characters.
+const MAX_NAME_BYTES: usize = 1_024;
+
 /// How a document encodes the text of a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
@@ -32,12 +35,18 @@ pub(crate) fn definitions_left_out(
     paths: &Paths<'_>,
     definitions: &BTreeMap<&str, &[u8]>,
 ) -> BTreeSet<String> {
-    let left_out = reachable(encoding, &paths.left_out, definitions);
-    let taken = reachable(encoding, &paths.taken, definitions);
-    left_out
-        .difference(&taken)
-        .map(|name| (*name).to_owned())
-        .collect()
+    let mut left_out = reachable(encoding, &paths.left_out, definitions);
+    for name in reachable(encoding, &paths.taken, definitions) {
+        left_out.remove(name);
+    }
+    // Others are taken, so that what they refer to has to be taken, too.
+    let kept = definitions
+        .iter()
+        .filter(|(name, _)| !left_out.contains(*name));
+    let kept: Vec<_> = kept.map(|(_, definition)| *definition).collect();
+    let needed = reachable(encoding, &kept, definitions);
+    let left_out = left_out.difference(&needed);
+    left_out.map(|name| (*name).to_owned()).collect()
 }
 
 /// The definitions that these texts refer to, directly or by other definitions.
@@ -66,7 +75,10 @@ fn references(encoding: Encoding, text: &[u8]) -> impl Iterator<Item = &str> {
     starts.filter_map(move |start| {
         let name = start + POINTER.len();
         let end = match encoding {
-            Encoding::Json => name + text[name..].iter().position(|byte| *byte == b'"')?,
+            Encoding::Json => {
+                let mut rest = text[name..].iter().take(MAX_NAME_BYTES);
+                name + rest.position(|byte| *byte == b'"')?
+            }
             Encoding::Protobuf => start + length_before(text, start)?,
         };
         str::from_utf8(text.get(name..end)?).ok()
@@ -156,7 +168,8 @@ mod tests {
         };
         assert_eq!(left_out(&[], &[&pod]), [""; 0]);
         assert_eq!(left_out(&[&list], &[&pod]), ["List", "Thing"]);
-        assert_eq!(left_out(&[&list], &[]), ["List", "Meta", "Thing"]);
+        // `Pod` is taken, although no path refers to it, and refers to `Meta`.
+        assert_eq!(left_out(&[&list], &[]), ["List", "Thing"]);
         assert_eq!(left_out(&[&list], &[&thing]), ["List"]);
         assert_eq!(left_out(&[&list, &list], &[&list]), [""; 0]);
     }

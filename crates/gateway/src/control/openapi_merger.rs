@@ -95,12 +95,7 @@ pub(crate) async fn run(
             Some(done) = tasks.join_next() => {
                 let (key, document) = match done {
                     Ok(Some(done)) => done,
-                    Ok(None) => continue,
-                    // A merge has panicked. Waiting requests get the document of the local server.
-                    Err(_) => {
-                        merges.clear();
-                        continue;
-                    }
+                    Ok(None) | Err(_) => continue,
                 };
                 let finished = merges.finish(&key);
                 for reply in finished.replies {
@@ -138,7 +133,10 @@ fn spawn_merge(tasks: &mut JoinSet<MergeDone>, state: &Arc<State>, key: Key, inp
             contributors,
             incomplete,
         } = input;
-        let merged = state.document(&key, local, contributors, incomplete).await;
+        let of = key.clone();
+        let merge = async move { state.document(&of, local, contributors, incomplete).await };
+        // After a panic, waiting requests get the document of the local server.
+        let merged = tokio::spawn(merge).await.ok().flatten();
         Some((key, merged))
     });
 }

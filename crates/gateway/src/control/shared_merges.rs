@@ -78,11 +78,6 @@ impl<K: Eq + Hash + Clone, S: PartialEq, I, R> SharedMerges<K, S, I, R> {
         }
         Finished { replies, next }
     }
-
-    /// Forgets all requests: their replies are dropped.
-    pub(super) fn clear(&mut self) {
-        self.queues.clear();
-    }
 }
 
 #[cfg(test)]
@@ -145,13 +140,5 @@ mod tests {
             }
         }
         assert_eq!(replies, MAX_STATES);
-    }
-
-    #[test]
-    fn a_failed_merge_drops_its_requests() {
-        let mut merges = Merges::new();
-        assert_eq!(merges.request(&"v2", 1, 1, Some('a')), Some(1));
-        merges.clear();
-        assert_eq!(merges.request(&"v2", 1, 2, Some('b')), Some(2));
     }
 }

@@ -105,6 +105,9 @@ impl ProxyError {
 
     /// The local kube-apiserver gave no response.
     pub(crate) fn local(error: SendError) -> Self {
+        if matches!(error, SendError::Declined(StatusCode::FORBIDDEN)) {
+            return Self::denied_at_start();
+        }
         let retry = if error.is_safe_to_retry() {
             Retry::Safe
         } else {

@@ -74,7 +74,10 @@ pub(crate) async fn forward(
     };
     match outcome {
         Err(error) if is_unavailable(context, request, &error) => {
-            context.bridge.local_health.note_failure();
+            // A denial proves nothing about the health of the server, and anyone can cause one.
+            if !is_denial(&error) {
+                context.bridge.local_health.note_failure();
+            }
             let elsewhere = forward_elsewhere(context, (error, pool), prefer, request, record);
             Box::pin(elsewhere).await
         }
@@ -89,9 +92,7 @@ pub(crate) async fn forward(
             .await
         }
         // KEP-4020, Risks 4: at most one hop. The sender knows other servers.
-        Err(SendError::Declined(StatusCode::FORBIDDEN)) if context.rerouted => {
-            Err(ProxyError::denied_at_start())
-        }
+        Err(error) if is_denial(&error) => Err(ProxyError::denied_at_start()),
         Err(SendError::Declined(_)) => {
             Box::pin(forward_to_peers(context, prefer, request, record)).await
         }
@@ -193,7 +194,7 @@ fn is_unavailable(
         | SendError::Declined(StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) => {
             true
         }
-        SendError::Declined(StatusCode::FORBIDDEN) => !context.rerouted,
+        error if is_denial(error) => !context.rerouted,
         SendError::ConnectionLost(_) => {
             request.body().retry_class() == RetryClass::Idempotent
                 && !context.info.is_long_running()
@@ -232,7 +233,7 @@ async fn forward_elsewhere(
             outcome => return outcome,
         }
     }
-    if matches!(error, SendError::Declined(StatusCode::FORBIDDEN)) {
+    if is_denial(&error) {
         return Err(ProxyError::denied_at_start());
     }
     if context.member.is_none() && matches!(error, SendError::Declined(_)) {
@@ -261,7 +262,12 @@ fn is_denied_at_start(context: &RequestContext<'_>, status: StatusCode) -> bool 
     status == StatusCode::FORBIDDEN
         && context.bridge.cluster_handle.is_some()
         && !context.info.reaches_workload()
-        && !context.bridge.local_health.is_available()
+        && context.bridge.local_health.may_be_starting(Instant::now())
+}
+
+/// Whether a request was declined by [`is_denied_at_start`].
+fn is_denial(error: &SendError) -> bool {
+    matches!(error, SendError::Declined(StatusCode::FORBIDDEN))
 }
 
 /// Sends a request that the local server does not serve to the peers that do.

@@ -80,9 +80,13 @@ impl UpdateGuard {
                 Written::Object,
                 alternatives,
             );
-            // Without it, the server continues with the managers of the stored object.
             if let Some(metadata) = completed["metadata"].as_object_mut() {
+                // Without it, the server continues with the managers of the stored object.
                 metadata.remove("managedFields");
+                // The dry run may have met a later version, with fields that were not compared.
+                if let Some(version) = version_in(&stored) {
+                    metadata.insert("resourceVersion".to_owned(), version.into());
+                }
             }
             let (head, body) = with_body(head, &completed, Some(json.clone()));
             (head, body, added)
@@ -98,7 +102,6 @@ impl UpdateGuard {
         let (head, body, fewer) = complete(Alternatives::LeaveOut);
         let without_replaced = (body != completed_body).then_some((head, body, fewer));
         let completed = (completed_head, completed_body, added);
-        // The result of the dry run has the resource version of the stored object.
         let precondition = version_in(&stored).map_or(Precondition::Own, Precondition::Added);
         let mut completion = Completion::of(write, completed, precondition)?;
         if let Some(reduced) = without_replaced {
