@@ -93,9 +93,8 @@ pub(crate) async fn run(
                 }
             },
             Some(done) = tasks.join_next() => {
-                let (key, document) = match done {
-                    Ok(Some(done)) => done,
-                    Ok(None) | Err(_) => continue,
+                let Ok(Some((key, document))) = done else {
+                    continue;
                 };
                 let finished = merges.finish(&key);
                 for reply in finished.replies {
