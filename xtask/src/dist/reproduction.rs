@@ -95,10 +95,6 @@ impl Copy {
     /// Copies the files of the sources, with their changes, as new files.
     pub(super) fn of(source: &Source, directory: PathBuf) -> Result<Self, StepError> {
         let root = checkout(&directory);
-        if directory.exists() {
-            // Of a run that was interrupted.
-            fs::remove_dir_all(&directory).map_err(failed(&directory))?;
-        }
         fs::create_dir_all(&root).map_err(failed(&root))?;
         let copy = Self {
             source: source.copied_to(root.clone()),
