@@ -41,7 +41,7 @@ pub(super) fn build(
     step::run(Command::new("rustup").args(["target", "add", &target]))?;
     let sysroot = Sysroot::provide(&cache()?, program.architecture, profile)?;
     let compiler_headers = output(Command::new(compiler).arg("-print-file-name=include"))?;
-    let remapped = remapped_paths(source, target_directory, sysroot.root())?;
+    let remapped = remapped_paths(source.root(), target_directory, sysroot.root())?;
     let flags = Flags::new(program, &sysroot, &compiler_headers, &remapped);
     let mut command = cargo(&format!(
         "build --locked --package skewbridge {} --profile {} --target {target}",
@@ -114,17 +114,19 @@ impl Flags {
 /// The directories whose names would be in the program. The last match counts, so the target
 /// directory comes after the checkout that it may be in.
 fn remapped_paths(
-    source: &Source,
+    checkout: &Path,
     target_directory: &Path,
     sysroot: &Path,
 ) -> Result<Vec<(String, &'static str)>, StepError> {
     let cargo_home = cargo_home()?;
-    let mut directories = vec![(cargo_home.as_path(), "/cargo")];
-    directories.extend(source.roots().into_iter().map(|root| (root, "/skewbridge")));
-    directories.extend([(target_directory, "/target"), (sysroot, "/sysroot")]);
-    let directories = directories.into_iter();
+    let directories = [
+        (cargo_home.as_path(), "/cargo"),
+        (checkout, "/skewbridge"),
+        (target_directory, "/target"),
+        (sysroot, "/sysroot"),
+    ];
     let named = directories.map(|(path, name)| (path.display().to_string(), name));
-    Ok(named.collect())
+    Ok(named.to_vec())
 }
 
 /// Directories of this machine that no program may contain: a build elsewhere would be different.

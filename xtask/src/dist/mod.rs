@@ -61,8 +61,7 @@ enum Extent {
     Release,
     /// The same, twice, and a comparison of the checksums.
     Verified,
-    /// Programs that are not optimised, their packages twice, one of them compiled again in another
-    /// directory, and checks: a step of the test command.
+    /// Packages of programs that are not optimised, twice, and checks: a step of the test command.
     Check,
 }
 
@@ -121,7 +120,7 @@ pub(crate) fn run(options: &Options) -> Result<(), StepError> {
         Extent::Release => release(&source, options).map(drop),
         Extent::Verified => {
             let out = release(&source, options)?;
-            let copy = reproduction::Copy::of(&source, reproduction::temporary_directory())?;
+            let copy = reproduction::Copy::of(&source)?;
             let architectures = architectures(options)?;
             let programs = build_all(
                 copy.source(),
@@ -153,22 +152,14 @@ fn release(source: &Source, options: &Options) -> Result<PathBuf, StepError> {
 /// Makes packages from programs that are not optimised.
 fn check(source: &Source, options: &Options) -> Result<(), StepError> {
     let target = source.root().join("target/dist-check");
-    let second = reproduction::SecondCompilation::prepare(source, &target)?;
-    let source = second.source();
     let architectures = architectures(options)?;
-    let programs = build_all(source, &architectures, Profile::Dev, &second.target())?;
-    let out = ["first", "second"].map(|name| target.join(name));
-    for out in &out {
+    let programs = build_all(source, &architectures, Profile::Dev, &target.join("build"))?;
+    let [first, second] = ["first", "second"].map(|name| target.join(name));
+    for out in [&first, &second] {
         packages::make(source, &programs, &options.download_url, out)?;
     }
-    reproduction::compare(&out[0], &out[1])?;
-    checks::run(source, &programs, &out[0])?;
-    // Last: it replaces the program that the checks run.
-    let program = Program {
-        architecture: host()?,
-        linkage: Linkage::Static,
-    };
-    second.compare(program, &out[0])
+    reproduction::compare(&first, &second)?;
+    checks::run(source, &programs, &first)
 }
 
 /// Passes, except in CI.

@@ -4,86 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::build;
-use super::packages::{CHECKSUMS, sha256};
-use super::platform::{Profile, Program};
+use super::packages::CHECKSUMS;
 use super::source::Source;
 use super::staging::failed;
 use crate::step::{self, StepError};
-
-/// The second compilation of `dist --check`: that of the crates of this workspace, in another
-/// directory. It uses the target directory of the first one, so that the crates of others, which
-/// take most of the time, are not compiled again. `dist --verify` compiles everything again.
-pub(super) struct SecondCompilation {
-    source: Source,
-    directory: PathBuf,
-}
-
-/// The directory of the copy, below that of the check. Its name is in the flags of both
-/// compilations, and so it does not change.
-const COPY: &str = "copy";
-
-impl SecondCompilation {
-    /// Before the first compilation. After a difference, or a run that was interrupted, the target
-    /// directory has crates that were compiled from the copy, and is not used again.
-    pub(super) fn prepare(source: &Source, directory: &Path) -> Result<Self, StepError> {
-        let second = Self {
-            source: source.compiled_also_in(checkout(&directory.join(COPY))),
-            directory: directory.to_owned(),
-        };
-        if second.unfinished().exists() {
-            let target = second.target();
-            fs::remove_dir_all(&target).map_err(failed(&target))?;
-        }
-        Ok(second)
-    }
-
-    /// The sources of the first compilation.
-    pub(super) fn source(&self) -> &Source {
-        &self.source
-    }
-
-    /// The target directory of both.
-    pub(super) fn target(&self) -> PathBuf {
-        self.directory.join("build")
-    }
-
-    /// In the target directory while it is used for the copy.
-    fn unfinished(&self) -> PathBuf {
-        self.target().join("second-compilation-unfinished")
-    }
-
-    /// Compiles the program again, and compares it with that in the packages of the first
-    /// compilation.
-    pub(super) fn compare(&self, program: Program, packages: &Path) -> Result<(), StepError> {
-        let unfinished = self.unfinished();
-        fs::write(&unfinished, "").map_err(failed(&unfinished))?;
-        // The copied files are newer than what was made from the original ones: cargo compiles them.
-        let copy = Copy::of(&self.source, self.directory.join(COPY))?;
-        let again = build::build(program, Profile::Dev, copy.source(), &self.target())?;
-        let first = packages.join(program.name()).join("skewbridge");
-        if sha256(&first)? != sha256(&again.path)? {
-            return Err(StepError(format!(
-                "{program} differs if it is compiled in another directory; compare {} and {}",
-                first.display(),
-                again.path.display()
-            )));
-        }
-        println!("{program}: compiled again in another directory, it has the same checksum.");
-        fs::remove_file(&unfinished).map_err(failed(&unfinished))
-    }
-}
-
-/// A directory for the copy of a complete second build.
-pub(super) fn temporary_directory() -> PathBuf {
-    let name = format!("skewbridge-second-build-{}", std::process::id());
-    std::env::temp_dir().join(name)
-}
-
-/// The checkout in the directory of a copy.
-fn checkout(directory: &Path) -> PathBuf {
-    directory.join("another-checkout")
-}
 
 /// The sources in another directory, removed when it is dropped.
 pub(super) struct Copy {
@@ -92,22 +16,31 @@ pub(super) struct Copy {
 }
 
 impl Copy {
-    /// Copies the files of the sources, with their changes, as new files.
-    pub(super) fn of(source: &Source, directory: PathBuf) -> Result<Self, StepError> {
-        let root = checkout(&directory);
+    /// Copies the files that git knows, with their changes.
+    pub(super) fn of(source: &Source) -> Result<Self, StepError> {
+        let name = format!("skewbridge-second-build-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let root = directory.join("another-checkout");
         fs::create_dir_all(&root).map_err(failed(&root))?;
         let copy = Self {
             source: source.copied_to(root.clone()),
             directory,
         };
-        let mut list = list_of_files(source);
-        let line = step::describe(&list);
-        list.current_dir(source.root()).stdout(Stdio::piped());
-        let mut list = list.spawn().map_err(failed(Path::new(&line)))?;
+        let mut list = Command::new("git");
+        list.args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .current_dir(source.root())
+        .stdout(Stdio::piped());
+        let mut list = list.spawn().map_err(failed(Path::new("git ls-files")))?;
         let names = list
             .stdout
             .take()
-            .ok_or_else(|| StepError(format!("`{line}` has no output")))?;
+            .ok_or_else(|| StepError("git ls-files has no output".to_owned()))?;
         let archive = copy.directory.join("sources.tar");
         let mut pack = Command::new("tar");
         pack.args(["--create", "--null", "--files-from=-", "--file"])
@@ -115,13 +48,11 @@ impl Copy {
             .current_dir(source.root())
             .stdin(names);
         let packed = step::run(&mut pack);
-        let listed = list.wait().map_err(failed(Path::new(&line)))?;
+        let listed = list.wait().map_err(failed(Path::new("git ls-files")))?;
         packed?;
-        step::check_status(&line, listed)?;
+        step::check_status("git ls-files", listed)?;
         let mut unpack = Command::new("tar");
-        unpack
-            .args(["--extract", "--touch", "--file"])
-            .arg(&archive);
+        unpack.args(["--extract", "--file"]).arg(&archive);
         step::run(unpack.arg("--directory").arg(&root))?;
         Ok(copy)
     }
@@ -137,28 +68,6 @@ impl Copy {
 
     pub(super) fn out(&self) -> PathBuf {
         self.directory.join("out")
-    }
-}
-
-/// Prints the names of the files of the sources: those that git knows with new ones, or in an
-/// unpacked archive all.
-fn list_of_files(source: &Source) -> Command {
-    if source.root().join(".git").exists() {
-        let mut git = Command::new("git");
-        git.args([
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ]);
-        git
-    } else {
-        let mut find = Command::new("find");
-        find.args([
-            ".", "-path", "./target", "-prune", "-o", "-type", "f", "-print0",
-        ]);
-        find
     }
 }
 

@@ -12,8 +12,6 @@ pub(super) struct Source {
     commit: String,
     /// Seconds since 1970: the time of the commit, which is the time of every packaged file.
     epoch: u64,
-    /// Where else these sources are compiled.
-    other_root: Option<PathBuf>,
 }
 
 impl Source {
@@ -43,35 +41,15 @@ impl Source {
             root,
             commit,
             epoch,
-            other_root: None,
         })
-    }
-
-    /// The same sources, which are also compiled in another directory. The flags of compilers are
-    /// the same in both.
-    pub(super) fn compiled_also_in(&self, other_root: PathBuf) -> Self {
-        Self {
-            other_root: Some(other_root),
-            ..self.clone()
-        }
     }
 
     /// The same sources in another directory.
     pub(super) fn copied_to(&self, root: PathBuf) -> Self {
         Self {
-            other_root: (self.other_root.as_ref() == Some(&root)).then(|| self.root.clone()),
             root,
             ..self.clone()
         }
-    }
-
-    /// Every directory that these sources are compiled in, sorted: a directory comes before those
-    /// in it.
-    pub(super) fn roots(&self) -> Vec<&Path> {
-        let roots = [Some(&self.root), self.other_root.as_ref()];
-        let mut roots: Vec<_> = roots.into_iter().flatten().map(PathBuf::as_path).collect();
-        roots.sort_unstable();
-        roots
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -98,29 +76,4 @@ fn of_git(root: &Path) -> Result<(String, String), StepError> {
         commit,
         git(&["show", "--no-patch", "--format=%ct", "HEAD"])?,
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_copy_is_compiled_with_the_flags_of_the_original() {
-        let original = Source {
-            root: PathBuf::from("/checkout"),
-            commit: "abc".to_owned(),
-            epoch: 1,
-            other_root: None,
-        };
-        assert_eq!(original.roots(), [Path::new("/checkout")]);
-        let other = PathBuf::from("/checkout/target/copy");
-        let original = original.compiled_also_in(other.clone());
-        let copy = original.copied_to(other.clone());
-        assert_eq!(copy.root(), other);
-        assert_eq!(copy.roots(), original.roots());
-        assert_eq!(copy.roots(), [Path::new("/checkout"), &other]);
-        // A copy elsewhere has flags of its own.
-        let elsewhere = original.copied_to(PathBuf::from("/tmp/copy"));
-        assert_eq!(elsewhere.roots(), [Path::new("/tmp/copy")]);
-    }
 }
