@@ -22,10 +22,8 @@ use self::cache_dir::StoredFields;
 pub(super) use self::load::{FieldLoadError, load, load_stored, note_use};
 use crate::field_guard::{CompleteServers, FieldDifferences, FieldGuard, KindDifference};
 
-/// The delay after the first failure to read the fields of a server, which often has just started. It is
-/// doubled after each further one.
-const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
+/// The delay after a failure to read the fields of a server.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Default retention of the fields of a version after its last server ended: longer than a restart or an
 /// upgrade of a control-plane node takes. Objects in etcd still have the fields of that version.
@@ -95,16 +93,13 @@ fn built_in_versions<'a>(
 #[derive(Debug)]
 enum FieldSetState {
     Known(Arc<ServerFields>),
-    /// They are being loaded, after this many failures.
-    Loading {
-        failures: u32,
-    },
+    /// They are being loaded.
+    Loading,
     /// They are not stored, and no server that has them is available.
     NotStored,
     /// They could not be loaded.
     Failed {
         retry_at: Instant,
-        failures: u32,
     },
 }
 
@@ -367,8 +362,8 @@ impl FieldComparison {
             let is_due = match self.known.get(&key) {
                 None => true,
                 Some(FieldSetState::NotStored) => is_available,
-                Some(FieldSetState::Failed { retry_at, .. }) => is_available && *retry_at <= now,
-                Some(FieldSetState::Known(_) | FieldSetState::Loading { .. }) => false,
+                Some(FieldSetState::Failed { retry_at }) => is_available && *retry_at <= now,
+                Some(FieldSetState::Known(_) | FieldSetState::Loading) => false,
             };
             let taken = needed.iter_mut().find(|it| it.key == key);
             match taken {
@@ -386,9 +381,7 @@ impl FieldComparison {
             }
         }
         for it in &needed {
-            let failures = self.failures(&it.key);
-            let loading = FieldSetState::Loading { failures };
-            self.known.insert(it.key, loading);
+            self.known.insert(it.key, FieldSetState::Loading);
         }
         needed
     }
@@ -411,11 +404,8 @@ impl FieldComparison {
             }
             Err(FieldLoadError::Failed(error)) => {
                 tracing::warn!(version = %key.version, %error, "the fields of a kube-apiserver version cannot be read; until they are, all writes go to the newest server (--guard-fields)");
-                let failures = self.failures(&key);
-                let delay = FIRST_RETRY_DELAY.saturating_mul(2u32.saturating_pow(failures));
                 FieldSetState::Failed {
-                    retry_at: now + delay.min(MAX_RETRY_DELAY),
-                    failures: failures.saturating_add(1),
+                    retry_at: now + RETRY_INTERVAL,
                 }
             }
         };
@@ -423,23 +413,13 @@ impl FieldComparison {
         self.known.insert(key, knowledge);
     }
 
-    /// How often the fields of a key could not be loaded, without a success since.
-    fn failures(&self, key: &FieldKey) -> u32 {
-        match self.known.get(key) {
-            Some(FieldSetState::Loading { failures } | FieldSetState::Failed { failures, .. }) => {
-                *failures
-            }
-            Some(FieldSetState::Known(_) | FieldSetState::NotStored) | None => 0,
-        }
-    }
-
     /// The fields of a key, if known.
     fn fields(&self, key: &FieldKey) -> Option<&Arc<ServerFields>> {
         match self.known.get(key)? {
             FieldSetState::Known(fields) => Some(fields),
-            FieldSetState::Loading { .. }
-            | FieldSetState::NotStored
-            | FieldSetState::Failed { .. } => None,
+            FieldSetState::Loading | FieldSetState::NotStored | FieldSetState::Failed { .. } => {
+                None
+            }
         }
     }
 
