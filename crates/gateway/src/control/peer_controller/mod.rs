@@ -72,7 +72,7 @@ use crate::state::GatewayState;
 /// The interval between two checks for due work.
 const TICK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The interval between two polls of the local server during [`SETTLING_PERIOD`].
+/// The interval between two polls of the local server during [`SETTLING_PERIOD`](crate::discovery_view::freshness::SETTLING_PERIOD).
 const SETTLING_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Ticks between two checks for idle connections: 5 s.
